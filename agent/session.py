@@ -44,7 +44,7 @@ CLOSE_TIMEOUT_S: Final = 1.5
 
 
 class Session:
-    """Everything the agent keeps between `activate` and the end of the process.
+    """Owns thread `zerotune-session`: everything the agent keeps between `activate` and the end of the process.
 
     Args:
         plugin: the tuner plugin, or None: then steps are only counted for the summary.

@@ -165,8 +165,8 @@ def imports(file: str) -> frozenset[str]:
     for node in ast.walk(ast.parse((ROOT / file).read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{source(node, file)}.{alias.name}" for alias in node.names}
     found = set()
     for name in names:
         while name and name not in known:
@@ -174,6 +174,14 @@ def imports(file: str) -> frozenset[str]:
         if name:
             found.add(known[name])
     return frozenset(found - {file})
+
+
+def source(node: ast.ImportFrom, file: str) -> str:
+    """The full name of the module that `from ... import` in a file of ours names, relative or not."""
+    if node.level == 0:
+        return node.module or ""
+    package = ("zerotune", *Path(file).parent.parts)
+    return ".".join((*package[: len(package) - node.level + 1], *(node.module or "").split("."))).rstrip(".")
 
 
 @cache

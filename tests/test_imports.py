@@ -32,8 +32,9 @@ def imports_of(path, *, lazy):
     for node in ast.walk(tree) if lazy else _top_level(tree):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = rooms.source(node, str(path.relative_to(rooms.ROOT)))
+            names += [f"{module}.{alias.name}" for alias in node.names]
     return names
 
 

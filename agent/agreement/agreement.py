@@ -89,7 +89,7 @@ class AgreementCounters:
 
 
 class Agreement:
-    """One rank's part in adopting plans together. Its thread is `zerotune-agreement`.
+    """Owns thread `zerotune-agreement`: one rank's part in adopting plans together.
 
     Args:
         store: a connection of our own to the job's store, below a prefix of ours.

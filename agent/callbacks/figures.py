@@ -54,7 +54,7 @@ class Figures(NamedTuple):
 
 
 class LastWord:
-    """What the daemon last said of this job; asked by a thread of its own for as long as somebody looks."""
+    """Owns thread `zerotune-figures`: what the daemon last said of this job, for as long as somebody looks."""
 
     def __init__(self) -> None:
         self._word: tuple[JobStatus | None, str] = (None, OK)

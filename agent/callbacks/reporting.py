@@ -18,7 +18,7 @@ Sink = Callable[[Mapping[str, float], int], Any]
 
 
 class Reporting:
-    """Calls a sink again and again, until it is closed or the process ends.
+    """Owns thread `zerotune-reporting`: calls a sink again and again, until it is closed or the process ends.
 
     Args:
         sink: called with the figures and the step; what it raises is logged once.

@@ -48,7 +48,7 @@ class Outbox(Protocol):
 
 
 class Channel:
-    """Owns the socket and the thread.
+    """Owns thread `zerotune-channel` and its socket.
 
     Args:
         endpoint: ZeroMQ endpoint of the daemon; None: there is none, the thread only empties the outbox.

@@ -213,6 +213,7 @@ def cost_table(
     return table
 
 
+@lru_cache(maxsize=4096)
 def default_choice(
     topology: Topology,
     collective: Collective,

@@ -3,49 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zerotune.agent.daemon_link.cost_book import CostBook
 from zerotune.agent.nccl.library import COST_RING_RECORDS, RING_RECORDS
 from zerotune.agent.steps.step_queue import StepQueue
 from zerotune.store import wire
 from zerotune.store.passages import Passages
-from zerotune.store.records import StepRecord
 from zerotune.store.wire import FLAG_TIMED
+
+if TYPE_CHECKING:
+    from zerotune.agent.nccl.library import Plugin
+    from zerotune.agent.observing.trace_log import TraceLog
 
 UNKNOWN_RANK = 0xFFFFFFFF
 
 Message = tuple[wire.AgentMessage, Any]
-
-
-class Rings(Protocol):
-    """The part of zerotune.agent.nccl.library.Plugin that is read here."""
-
-    def drain(self, max_records: int) -> NDArray[np.void]:
-        """Take finished records out of the ring."""
-
-    def drain_costs(self, max_records: int) -> NDArray[np.void]:
-        """Take live cost tables out of their ring."""
-
-    def n_dropped(self) -> int:
-        """Records lost to a full ring so far."""
-
-    def passages(self) -> Passages:
-        """What passed the tuner by so far, and what did not."""
-
-
-class BlockLog(Protocol):
-    """The part of zerotune.agent.observing.trace_log.TraceLog that is written to here."""
-
-    def record(self, block: NDArray[np.void], *, n_dropped: int = 0) -> None:
-        """Log a block of records."""
-
-    def steps(self, steps: Sequence[StepRecord]) -> None:
-        """Log finished steps."""
 
 
 class RecordDrain:
@@ -58,11 +33,11 @@ class RecordDrain:
 
     def __init__(
         self,
-        rings: Rings,
+        rings: Plugin,
         job_id: str,
         rank: int,
         queue: StepQueue,
-        log: BlockLog | None = None,
+        log: TraceLog | None = None,
         costs: CostBook | None = None,
     ) -> None:
         self._rings = rings

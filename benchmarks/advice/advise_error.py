@@ -24,15 +24,14 @@ from rich.table import Table
 
 from benchmarks.advice.published_runs import PublishedRun, published_runs
 from benchmarks.lib.reporting import Result, options_of, report
-from zerotune.tuner.advice.configuration import Recompute, Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT, Constants
-from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.hardware.clusters import Cluster
 from zerotune.tuner.advice.hardware.gpus import gpu
 from zerotune.tuner.advice.hardware.network import LinkNetwork, Links
 from zerotune.tuner.advice.models.model_shape import ModelShape
+from zerotune.tuner.advice.prediction.memory import memory_of
 from zerotune.tuner.advice.prediction.step import StepEstimate, estimate
-from zerotune.tuner.advice.problem import Problem
-from zerotune.tuner.advice.search import memory_of
+from zerotune.tuner.advice.problem import Problem, Recompute, Software, ZeroConfiguration
 
 _NVLINK_GBS: Final = {
     "a100_40gb": 240.0,

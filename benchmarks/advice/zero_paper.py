@@ -19,7 +19,7 @@ from benchmarks.advice.zero_paper_figures import Stated
 from benchmarks.advice.zero_paper_model import CONSTANTS, DGX2, PaperRun, configuration, memory_gb, problem, step
 from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.tuner.advice import zero_formulas
-from zerotune.tuner.advice.search import batch_that_fits
+from zerotune.tuner.advice.prediction.memory import batch_that_fits
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "design" / "zero-paper.md"
 PRINTED_TABLE_1: Final = {

@@ -16,7 +16,7 @@ from benchmarks.advice.zero_paper_model import (
     problem,
     step,
 )
-from zerotune.tuner.advice.search import batch_that_fits
+from zerotune.tuner.advice.prediction.memory import batch_that_fits
 from zerotune.tuner.advice.zero_formulas import STAGE_NAMES, model_states, sent_elements
 from zerotune.tuner.offline import overlap_report
 

@@ -15,16 +15,15 @@ from typing import Final
 
 import msgspec
 
-from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT, Constants
-from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.hardware.clusters import Cluster
 from zerotune.tuner.advice.hardware.gpus import gpu
 from zerotune.tuner.advice.hardware.network import LinkNetwork, Links
 from zerotune.tuner.advice.models.model_shape import ModelShape, from_dimensions
-from zerotune.tuner.advice.prediction.memory import memory_parts
+from zerotune.tuner.advice.prediction.memory import batch_that_fits, memory_of
 from zerotune.tuner.advice.prediction.step import StepEstimate, estimate
-from zerotune.tuner.advice.problem import Problem
-from zerotune.tuner.advice.search import batch_that_fits, choice_of
+from zerotune.tuner.advice.problem import Problem, Software, ZeroConfiguration
+from zerotune.tuner.advice.search import choice_of
 
 FILE: Final = Path(__file__).with_name("zero_paper_tables.csv")
 CONSTANTS: Final[Constants] = msgspec.structs.replace(DEFAULT, matmul_shares={70: 0.55}, traffic=2.2, network_share=0.9)
@@ -116,12 +115,12 @@ def step(run: PaperRun, constants: Constants = CONSTANTS) -> StepEstimate:
 def largest_model(run: PaperRun, constants: Constants = CONSTANTS) -> float:
     """Parameters of the deepest model of the run's width that fits with the run's batch; 0: not one block does."""
     one = run.configuration
-    n_groups = run.n_gpus // run.n_model_parallel
+    asked = problem(run, constants)
     limit = gpu("v100_32gb").memory_bytes * constants.usable_memory
     found = 0.0
     for n_layers in range(1, 1000):
         model = _gpt2(n_layers, run.width, run.n_heads)
-        if memory_parts(model, one, n_groups, SOFTWARE, constants).total_bytes > limit:
+        if memory_of(msgspec.structs.replace(asked, shape=model), one).total_bytes > limit:
             break
         found = model.n_parameters
     return found

@@ -23,11 +23,9 @@ from statistics import median
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.plan_file import PlanFile, write_plan
 from zerotune.store.records import BASELINE, Plan, PlanRow
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.modeling.statistics import statistics as statistics_of
 from zerotune.tuner.offline.replay import load_table, replay_table
 from zerotune.tuner.offline.replay.estimates import CostEstimates
+from zerotune.tuner.offline.replay.evidence import evidence_of
 from zerotune.tuner.offline.replay.policies import PolicyContext, oracle
 from zerotune.tuner.offline.replay.result import ReplayResult
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
@@ -174,7 +172,7 @@ def run(world: World, place: Path, *options: object, n_steps: int = N_STEPS) -> 
 
 def sweep(world: World, table: CollectiveTable, store: Path) -> None:
     """Measure all settings at octaves around the sizes that the script moves."""
-    tunable = [shape for shape in table.shapes()[0] if shape.message_bytes > 64]
+    tunable = [shape for shape in table.shapes[0] if shape.message_bytes > 64]
     sizes = [shape.message_bytes for shape in tunable]
     collectives = [
         word for name in sorted({shape.collective.name for shape in tunable}) for word in ("--collective", name)
@@ -188,16 +186,14 @@ def sweep(world: World, table: CollectiveTable, store: Path) -> None:
 
 def predicted(table: CollectiveTable, store: Path, name: str, path: Path, seed: int = 0) -> ReplayResult:
     """Make a plan, write it, and replay it."""
-    with Store.open(store, read_only=True) as opened:
-        statistics = statistics_of(opened, table.fabric_id)
-        knowledge = Knowledge.from_store(opened, table.fabric_id)
-    shapes, index = table.shapes()
-    context = PolicyContext(CostEstimates(table, shapes, index, statistics))
+    evidence = evidence_of(store, table.fabric_id, store)
+    context = PolicyContext(CostEstimates(table, evidence.statistics))
     draw = random.Random(f"{table.fabric_id} {name}" + (f" {seed}" if seed else ""))
+    shapes = table.shapes[0]
     rows = [row for shape in shapes if (row := _row(context, shape, None if name == "best" else draw)) is not None]
     after_step = any(shape.phase.name == "post_step_gather" for shape in shapes)
     write_plan(path, PlanFile(Plan(epoch=1, rows=tuple(rows), gathers_after_step=after_step)))
-    return replay_table(table, ["table"], statistics=statistics, knowledge=knowledge, plan=rows)
+    return replay_table(table, ["table"], evidence, plan=rows)
 
 
 def _row(context: PolicyContext, shape: Shape, draw: random.Random | None) -> PlanRow | None:

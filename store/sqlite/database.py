@@ -81,18 +81,16 @@ class Store(Reading, Recording):
         path: Path | str,
         *,
         read_only: bool = False,
-        may_set_aside: bool = True,
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Store:
-        """Open a store and bring its schema up to date; a damaged file is set aside, if allowed.
+        """Open a store and bring its schema up to date; a damaged file is set aside.
 
         Rows with damaged cells are logged, and not read (`zerotune.store.sqlite.damage.sound_rows`).
 
         Args:
             path: of the file, which is created if it is missing, unless `read_only`.
             read_only: take no lock and change nothing; another process may write meanwhile.
-            may_set_aside: move a damaged file to another name and begin a new one; otherwise it is an error.
             retention: how much is kept; None: the defaults of `Retention`.
             clock: seconds since the epoch (Unix time); tests pass their own.
 
@@ -100,8 +98,7 @@ class Store(Reading, Recording):
             The open store; close it, or use it in a `with` statement.
 
         Raises:
-            StoreError: it cannot be opened, is another application's, or (read-only) is missing; or it is damaged and
-                may not be set aside.
+            StoreError: it cannot be opened, is another application's, or (read-only) is missing or damaged.
             StoreLockedError: another process has it open for writing; names its command and pid.
             StoreVersionError: a newer zerotune wrote it.
         """
@@ -109,7 +106,7 @@ class Store(Reading, Recording):
         retention = retention or Retention()
         if read_only:
             return cls(path, open_for_reading(path), None, None, None, retention, clock)
-        writing, lock, damage = open_for_writing(path, may_set_aside=may_set_aside)
+        writing, lock, damage = open_for_writing(path)
         store = None
         try:
             store = cls(path, reader(path), writing, lock, damage, retention, clock)

@@ -59,12 +59,12 @@ class StoreDamage(sqlite3.DatabaseError):
     """SQLite can read the file, but tables or columns are missing."""
 
 
-def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3.Connection, LockFile, Damage | None]:
+def open_for_writing(path: Path) -> tuple[sqlite3.Connection, LockFile, Damage | None]:
     """The writer's connection, the lock that goes with it, and what was wrong with a file that was set aside.
 
     Raises:
         StoreError: the directory cannot be written, or anyone may write there; or it or the file is another user's; or
-            the file is another application's, or has several names, or is corrupt and may not be set aside.
+            the file is another application's, or has several names, or is corrupt and no new one can be begun.
         UntrustedError: a link stands where the lock file goes.
         StoreLockedError: another process has the store open for writing.
         StoreVersionError: a newer zerotune wrote it.
@@ -81,8 +81,6 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
         except (sqlite3.DatabaseError, MemoryError) as error:
             if isinstance(error, (sqlite3.OperationalError, MemoryError)):
                 raise cannot_be_opened(path, error) from error
-            if not may_set_aside:
-                raise StoreError(f"store {path} is damaged: {reason(error)}", remedy(path)) from error
             try:
                 connection, damage = begin_anew(path, error)
             except (sqlite3.Error, OSError, MemoryError) as failure:

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from zerotune.tuner import cli
-from zerotune.tuner.advice.configuration import ZeroConfiguration
 from zerotune.tuner.advice.models.model_shape import from_parameters
+from zerotune.tuner.advice.problem import ZeroConfiguration
 from zerotune.tuner.advice.snippets import snippet
 from zerotune.zero_runtime.settings import Settings
 

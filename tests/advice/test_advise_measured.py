@@ -9,13 +9,12 @@ import pytest
 from zerotune.store.errors import UserError
 from zerotune.store.records import Collective, CommunicatorClass, Source, StepRecord
 from zerotune.store.sqlite.database import MEASUREMENT, Store
-from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT
 from zerotune.tuner.advice.hardware.clusters import cluster
 from zerotune.tuner.advice.models.model_shape import from_parameters
+from zerotune.tuner.advice.prediction.memory import memory_of
 from zerotune.tuner.advice.prediction.step import step_parts
-from zerotune.tuner.advice.problem import Measured, Problem
-from zerotune.tuner.advice.search import memory_of
+from zerotune.tuner.advice.problem import Measured, Problem, Software, ZeroConfiguration
 from zerotune.tuner.offline.advise.measured import measured, parse_ran
 
 PROBLEM = Problem(

@@ -7,11 +7,10 @@ import re
 import pytest
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.configuration import Software
 from zerotune.tuner.advice.constants import DEFAULT
 from zerotune.tuner.advice.hardware.clusters import cluster
 from zerotune.tuner.advice.models.model_shape import from_parameters
-from zerotune.tuner.advice.problem import Problem
+from zerotune.tuner.advice.problem import Problem, Software
 from zerotune.tuner.advice.search import Wanted, search
 
 

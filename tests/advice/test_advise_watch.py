@@ -7,15 +7,13 @@ import pytest
 from zerotune.store.errors import UserError
 from zerotune.store.records import StepRecord
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.advice.alternatives import alternatives
-from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT
 from zerotune.tuner.advice.hardware.clusters import cluster
 from zerotune.tuner.advice.models.model_shape import from_parameters
+from zerotune.tuner.advice.prediction.memory import memory_of
 from zerotune.tuner.advice.prediction.step import step_parts
-from zerotune.tuner.advice.problem import Problem
-from zerotune.tuner.advice.search import memory_of
-from zerotune.tuner.offline.advise.watch import watch
+from zerotune.tuner.advice.problem import Problem, Software, ZeroConfiguration
+from zerotune.tuner.offline.advise.watch import alternatives, watch
 from zerotune.tuner.offline.jobs.listing import list_jobs
 
 PROBLEM = Problem(

@@ -26,7 +26,7 @@ def completed(monkeypatch, capsys, *words: str) -> list[str]:
     ("words", "offered"),
     [
         (("la",), ["launch"]),
-        (("models", "r"), ["rollback", "release"]),
+        (("store", "b"), ["backup"]),
         (("launch", "--fab"), ["--fabric"]),
         (("launch", "--fabric", "ethernet"), ["ethernet_boxes"]),
         (("sweep", "--collective", "all_"), ["all_gather", "all_reduce"]),
@@ -49,4 +49,3 @@ def test_jobs_and_fabrics_of_the_store(monkeypatch, capsys, tmp_path):
     at = ("--store", str(tmp_path / "s.db"))
     assert completed(monkeypatch, capsys, "explain", *at, "--job", "") == ["job-1"]
     assert completed(monkeypatch, capsys, "models", "list", *at, "--fabric-id", "fab") == ["fabric-1"]
-    assert completed(monkeypatch, capsys, "models", "pin", *at, "") == []

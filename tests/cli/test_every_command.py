@@ -24,8 +24,6 @@ JSON_ELSEWHERE = {
     "book build",
     "book show",
     "book diff",
-    "models pin",
-    "models rollback",
     "fabrics add",
     "fabrics remove",
 }
@@ -118,7 +116,6 @@ MISTAKES = {
         ["{none}", "--out", "{out}"],
         ["nonsense://x", "--out", "{out}"],
         ["{folder}", "--sign", "{none}"],
-        ["{folder}", "--out", "{out}", "--aggregated", "{folder}"],
         ["{folder}", "--memory-mb", "1"],
         [],
     ],
@@ -240,10 +237,6 @@ MISTAKES = {
         ["--fabric", "nope", "--out", "{out}"],
     ],
     "models list": [["--store", "{none}"], ["--store", "{junk}"]],
-    "models compare": [["--store", "{none}"], ["--store", "{junk}"]],
-    "models pin": [["kriging-0", "--store", "{none}"], ["kriging-0", "--store", "{store}"], []],
-    "models rollback": [["--store", "{none}"], ["--store", "{store}"]],
-    "models release": [["--store", "{none}"]],
     "stage show": [["{store}"]],
     "stage test": [["{none}"], ["{empty}"], ["{junk}"], []],
     "store backup": [
@@ -287,8 +280,6 @@ AS_JSON = {
     "stage show": [],
     "stage test": ["{csv}"],
     "models list": ["--store", "{store}"],
-    "models compare": ["--store", "{store}"],
-    "models release": ["--store", "{store}"],
     "store backup": ["{copy}", "--store", "{store}", "--overwrite"],
     "store check": ["--store", "{store}"],
     "store repair": ["{store}"],
@@ -425,8 +416,7 @@ def test_a_store_that_is_a_folder_is_named_with_the_remedy(name, places, monkeyp
         "launch": ["--", "true"],
         "store backup": ["{copy}"],
     }
-    words = [*needed.get(name, ["k"] if name == "models pin" else [])]
-    words = ["--store", "{folder}", *words]
+    words = ["--store", "{folder}", *needed.get(name, [])]
     code, _, error = run(monkeypatch, capsys, *name.split(), *filled(words, places))
     assert (code, error.count("\n")) == (2, 1), error
     assert f"--store {places['folder']}/store.db" in error

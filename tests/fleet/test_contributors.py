@@ -289,9 +289,3 @@ def test_a_list_that_is_none(tmp_path: Path, text: str | None, named: str) -> No
     assert named in done.exception.problem
     assert done.exception.remedy
     assert not (tmp_path / "book").exists()
-
-
-def test_a_list_is_no_use_for_what_has_no_signatures(tmp_path: Path) -> None:
-    fleet(tmp_path)
-    with pytest.raises(UserError, match="--contributors"):
-        made(tmp_path, aggregated=str(tmp_path), listed={})

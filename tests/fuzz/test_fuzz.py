@@ -36,6 +36,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.mark.slow  # `make fuzz` looks for longer
 def test_the_plugin_under_sanitizers(engine: Path, tmp_path: Path):
     outcome = run_plugin(engine, 1.0, 1, tmp_path / "work", CORPUS / PLUGIN_TARGET, tmp_path)
     assert outcome.crashes == ()

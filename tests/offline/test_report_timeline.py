@@ -10,9 +10,10 @@ import pytest
 from zerotune.store.records import Collective, Phase
 from zerotune.store.trace_format import STEP_FIELDS
 from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.advice.prediction.timeline import Op, OpKind, Program
+from zerotune.tuner.offline.replay.schedule import StepModel
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
-from zerotune.tuner.offline.replay.timeline.program import Op, OpKind, Program, TimelineCall
-from zerotune.tuner.offline.replay.timeline.schedule import StepModel
+from zerotune.tuner.offline.replay.usual_steps import TimelineCall
 from zerotune.tuner.offline.report.step_timeline import lanes_of, played, timelines
 
 GATHER = Shape(2, 2, Collective.all_gather, Phase.forward_gather, 1 << 20)
@@ -20,7 +21,7 @@ SCATTER = Shape(2, 2, Collective.reduce_scatter, Phase.gradient_scatter, 1 << 20
 
 
 def model(ops: list[Op]) -> StepModel:
-    program = Program((TimelineCall(GATHER, 0, 100.0), TimelineCall(SCATTER, 1, 50.0)), tuple(ops))
+    program = Program((TimelineCall(0, 100.0, shape=GATHER), TimelineCall(1, 50.0, shape=SCATTER)), tuple(ops))
     return StepModel(program, {}, 8, 0, 160.0, 60.0, 0.4)
 
 

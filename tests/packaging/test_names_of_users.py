@@ -56,6 +56,7 @@ def environment(built, tmp_path_factory):
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "packages"), [("wheel", True), ("editable", False)])
 def test_a_project_keeps_its_modules_after_the_install(environment, tmp_path, kind, packages):
     run(environment(kind).python, project(tmp_path, packages=packages) / "train.py")

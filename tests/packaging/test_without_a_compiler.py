@@ -13,8 +13,10 @@ dist.barrier()
 print(dist.get_backend())
 """
 
+pytestmark = pytest.mark.slow
 
-@pytest.fixture(scope="module", params=[pytest.param("wheel", marks=pytest.mark.slow), "pure"])
+
+@pytest.fixture(scope="module", params=["wheel", "pure"])
 def installed(request, built, tmp_path_factory):
     environment = Environment(tmp_path_factory.mktemp("e"))
     environment.install(built(request.param))
@@ -57,7 +59,6 @@ def test_commands_that_tune_nothing_work(zerotune):
     assert "ethernet_boxes" in zerotune("fabrics").stdout
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_demo_runs_from_the_platforms_wheel(zerotune, tmp_path):
     if zerotune.kind == "pure":

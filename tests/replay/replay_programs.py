@@ -9,20 +9,15 @@ from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.records import Algorithm, Collective, Phase, Protocol
 from zerotune.store.trace_format import STEP_FIELDS
 from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.advice.prediction.timeline import Op, OpKind, Program, run
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
-from zerotune.tuner.offline.replay.timeline.program import (
-    Op,
-    OpKind,
-    Program,
-    TimelineCall,
-    run,
-)
+from zerotune.tuner.offline.replay.usual_steps import TimelineCall
 
 GATHER, SCATTER, REDUCE = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
 
 
 def call(phase: Phase, collective: Collective, us: float, message_bytes: int = MIB, stream: int = 0) -> TimelineCall:
-    return TimelineCall(Shape(2, 2, collective, phase, message_bytes), stream, us, 8)
+    return TimelineCall(stream, us, 8, shape=Shape(2, 2, collective, phase, message_bytes))
 
 
 def compute(us: float) -> Op:

@@ -17,8 +17,7 @@ from zerotune.store.records import (
     StepRecord,
 )
 from zerotune.store.wire import OBSERVATION_FIELDS
-from zerotune.tuner.offline.replay.loading import load_table
-from zerotune.tuner.offline.replay.table import CollectiveTable
+from zerotune.tuner.offline.replay.table import CollectiveTable, load_table
 
 FABRIC = "ethernet_boxes"
 RING_SIMPLE_8 = Candidate(Algorithm.ring, Protocol.simple, 8)

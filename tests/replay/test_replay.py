@@ -25,8 +25,7 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.offline.replay import replay, replay_table
 from zerotune.tuner.offline.replay.estimates import CostEstimates
-from zerotune.tuner.offline.replay.loading import load_table
-from zerotune.tuner.offline.replay.table import CollectiveTable, from_own
+from zerotune.tuner.offline.replay.table import CollectiveTable, from_own, load_table
 from zerotune.tuner.traces.own.reader import read_own
 
 
@@ -102,6 +101,13 @@ def test_oracle_takes_the_best_measured_setting(tmp_path: Path):
     assert oracle.gain_low_percent < 40 < oracle.gain_high_percent
 
 
+def test_bandits_play_a_shape_of_a_single_call(tmp_path: Path):
+    """NCCL's own choice is one setting to them, under whichever name it is known."""
+    for total in replay_table(table_of(tmp_path, records(1, 100.0)), ["ucb", "thompson"]).totals:
+        assert total.cost_us == pytest.approx(100)
+        assert total.n_judged == 1
+
+
 def test_refuses_what_it_knows_nothing_of(tmp_path: Path):
     """No durations, no store, no described fabric: every collective is refused, and that is said."""
     block = records(8, -1.0)
@@ -126,9 +132,8 @@ def test_partial_refusal_is_measured_by_time(tmp_path: Path):
     table = table_of(tmp_path, records(10, 100.0), records(10, 300.0, collective=Collective.reduce_scatter, first=10))
     table = CollectiveTable(**{**vars(table), "fabric": {}})
     known = [statistics(RING_SIMPLE_8, 100.0, is_default=True), statistics(RING_LL_4, 80.0)]
-    shapes, index = table.shapes()
-    estimates = CostEstimates(table, shapes, index, known)
-    for shape in shapes:
+    estimates = CostEstimates(table, known)
+    for shape in table.shapes[0]:
         is_gather = shape.collective is Collective.all_gather
         assert (estimates.estimate(shape, RING_LL_4) is not None) == is_gather
 

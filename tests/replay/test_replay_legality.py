@@ -23,7 +23,7 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.offline.replay import replay_table
+from zerotune.tuner.offline.replay import FabricEvidence, replay_table
 from zerotune.tuner.offline.replay.estimates import CostEstimates
 from zerotune.tuner.offline.replay.legality import without_refused
 from zerotune.tuner.offline.replay.policies import PolicyContext, model
@@ -54,9 +54,8 @@ def swept(collective: Collective, candidate: Candidate, us: float, *, is_default
 
 
 def named_by_model(table) -> Candidate:
-    shapes, index = table.shapes()
     costs = CostPrior(table.fabric)
-    estimates = CostEstimates(table, shapes, index)
+    estimates, (shapes, _) = CostEstimates(table), table.shapes
     if not estimates.sums:
         without_refused(costs, fabrics.load(FABRIC), shapes)
     return model(PolicyContext(estimates, knowledge=PatIsFree(), costs=costs), shapes[0])
@@ -71,7 +70,7 @@ def test_nothing_is_promised_of_what_averages_are_refused(tmp_path: Path):
         swept(Collective.reduce_scatter, RING_LL_1, 54.0, is_default=True),
         swept(Collective.reduce_scatter, PAT_1, 20.0),
     ]
-    result = replay_table(table, ["table", "oracle", "nearest"], statistics=sweep, plan=plan)
+    result = replay_table(table, ["table", "oracle", "nearest"], FabricEvidence(sweep), plan=plan)
     assert verdict_of(result, "table").cost_us is None, "refused, not guessed"
     assert result.totals[0].n_refused == 20
     assert verdict_of(result, "oracle").setting == "baseline"
@@ -86,6 +85,6 @@ def test_a_job_that_ran_it_sums(tmp_path: Path):
         swept(Collective.reduce_scatter, RING_LL_1, 54.0, is_default=True),
         swept(Collective.reduce_scatter, PAT_1, 20.0),
     ]
-    small, _ = replay_table(table, ["oracle"], statistics=sweep).verdicts
+    small, _ = replay_table(table, ["oracle"], FabricEvidence(sweep)).verdicts
     assert small.setting == str(PAT_1)
     assert small.evidence == "measured_elsewhere"

@@ -104,6 +104,6 @@ def test_a_model_fitted_before_the_job_began_is_used_as_it_is(tmp_path: Path, tr
         fit(store)
         record(store, "mine", 150.0)
     monkeypatch.setattr(
-        "zerotune.tuner.offline.replay.fabric_evidence.train", lambda *_, **__: pytest.fail("it is fitted anew")
+        "zerotune.tuner.offline.replay.evidence.train", lambda *_, **__: pytest.fail("it is fitted anew")
     )
     assert settings(replay(trace, POLICIES, path)) == {policy: {str(WINNER)} for policy in POLICIES}

@@ -11,16 +11,16 @@ from replay_traces import MIB
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.errors import UserError
 from zerotune.store.records import Phase, Protocol
-from zerotune.tuner.offline.replay import JobChange, replay_table
-from zerotune.tuner.offline.replay.table import CollectiveTable
-from zerotune.tuner.offline.replay.timeline.program import (
+from zerotune.tuner.advice.prediction.timeline import (
     Program,
     run,
     steady_step,
     undisturbed,
 )
-from zerotune.tuner.offline.replay.timeline.schedule import StepModel, infer
-from zerotune.tuner.offline.replay.whatif.reshape import stage_of, with_buckets, with_stage
+from zerotune.tuner.offline.replay import JobChange, replay_table
+from zerotune.tuner.offline.replay.reshape import stage_of, with_buckets, with_stage
+from zerotune.tuner.offline.replay.schedule import StepModel, infer
+from zerotune.tuner.offline.replay.table import CollectiveTable
 
 
 def found_in(table: CollectiveTable) -> StepModel:
@@ -149,6 +149,3 @@ def test_what_cannot_be_asked_is_refused():
         replay_table(replace(table, steps=table.steps[:0]), ["baseline"], change=JobChange(stage=2))
     with pytest.raises(UserError, match="described fabric"):
         replay_table(replace(table, fabric={}), ["baseline"], change=JobChange(n_ranks=8))
-
-
-# ---- policies that learn -------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from replay_traces import MIB, records, write_trace
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.records import Protocol
 from zerotune.tuner import cli
+from zerotune.tuner.advice.prediction.timeline import Program, steady_step
 from zerotune.tuner.offline.replay import JobChange, replay_table
+from zerotune.tuner.offline.replay.result import WhatIf
 from zerotune.tuner.offline.replay.table import CollectiveTable
-from zerotune.tuner.offline.replay.timeline.program import Program, steady_step
-from zerotune.tuner.offline.replay.whatif.whatif import WhatIf
 
 N_UNTUNED = 10
 
@@ -106,9 +106,6 @@ def test_what_nothing_prices_is_refused_and_not_free():
     answer = answered(table, JobChange(bucket_bytes=3 * MIB))
     assert not answer.step_estimates
     assert answer.step_refusals[0].refused_share_percent == pytest.approx(100)
-
-
-# ---- buckets -------------------------------------------------------------------------------------
 
 
 # ---- what was named by hand ----------------------------------------------------------------------

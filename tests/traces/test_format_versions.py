@@ -324,26 +324,3 @@ def test_a_chakra_graph_without_bytes_is_refused_by_name(tmp_path: Path) -> None
     path.write_bytes(gzip.compress(b'{\n "workload_graph": [{"Id": 1, "Name": "c10d::broadcast_", "NodeType": 7}]}'))
     with pytest.raises(TraceError, match="Chakra"):
         read_trace(path)
-
-
-def test_param_traces_as_param_writes_them(tmp_path: Path) -> None:
-    entries = [
-        {"comms": "init", "pg_id": 7, "global_ranks": [0, 2, 4, 6], "world_size": 4},
-        {
-            "comms": "all_gather", "req": 1, "in_msg_size": 1000, "out_msg_size": 4000, "dtype": "float32",
-            "startTime_ns": 12345, "pg_id": 7, "world_size": 4,
-        },
-        {"comms": "wait", "req": 1, "pg_id": 7},
-        {"comms": "reduce_scatter_base", "in_msg_size": 4000, "out_msg_size": 1000, "dtype": "half", "pg_id": 7},
-        {"comms": "all_reduce", "in_msg_size": 50, "out_msg_size": 50, "dtype": "bfloat16", "pg_id": 0,
-         "world_size": 8},
-        {"comms": "send", "in_msg_size": 50, "out_msg_size": 50, "dtype": "bfloat16", "pg_id": 0, "world_size": 8},
-        {"compute": "gemm", "mm0_dim0": 16},
-    ]  # fmt: skip
-    found, summary = read_text(tmp_path, json.dumps(entries, indent=2), "comms_rank3.json")
-    assert [(one.collective.name, one.message_bytes, one.n_ranks) for one in found] == [
-        ("all_gather", 16_000, 4), ("reduce_scatter", 8_000, 4), ("all_reduce", 100, 8),
-    ]  # fmt: skip
-    assert found[0].comm_id == found[1].comm_id != found[2].comm_id
-    assert (found[0].rank, found[0].start_ns, found[0].duration_us) == (3, 12345, None)
-    assert summary.unusable == {LeftOut.not_a_collective: 3, LeftOut.point_to_point: 1}

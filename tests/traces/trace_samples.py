@@ -77,25 +77,6 @@ SUMMARY_CSV = (
     "barrier,Byte,1,0,8,0.0,9.0,1.0,2,0.01,0.0,0.0\n"
 )
 
-PARAM = [
-    {"comms": "init", "pgId": 0},
-    {
-        "comms": "all_gather", "req": 1, "inMsgSize": 1024, "outMsgSize": 8192, "dtype": "float32", "worldSize": 8,
-        "pgId": 0, "groupRanks": [0, 1, 2, 3, 4, 5, 6, 7], "startTimeNs": 12345,
-    },
-    {"comms": "reduce_scatter", "inMsgSize": 8192, "outMsgSize": 1024, "dtype": "bfloat16", "worldSize": 8, "pgId": 0},
-    {"comms": "wait", "req": 1},
-]  # fmt: skip
-
-PARAM_SHORT = [
-    {"comms": "init", "pg_id": 7, "global_ranks": [0, 2, 4, 6], "world_size": 4},
-    {
-        "comms": "all_gather", "req": 1, "in_msg_size": 1000, "out_msg_size": 4000, "dtype": "float32",
-        "startTime_ns": 12345, "pg_id": 7, "world_size": 4,
-    },
-    {"comms": "all_reduce", "in_msg_size": 50, "out_msg_size": 50, "dtype": "bfloat16", "pg_id": 7, "world_size": 4},
-]  # fmt: skip
-
 NCCL_TESTS_JSON = {
     "version": 3,
     "start_time": "2026-01-01 00:00:00",
@@ -213,11 +194,9 @@ WRITTEN: dict[str, tuple[str, bytes]] = {
     "inspector": ("node-pid1.log", INSPECTOR.encode()),
     "tuner_csv": ("tuner.csv", TUNER_CSV.encode()),
     "summary_csv": ("nccl_summary_implicit_sync.csv", SUMMARY_CSV.encode()),
-    "param_comms": ("comms_rank2.json", json.dumps(PARAM).encode()),
     "nccl_tests_json": ("out.json", json.dumps(NCCL_TESTS_JSON).encode()),
     "nccl_debug": ("nccl.log", DEBUG_LOG.encode()),
     "nccl_debug_old": ("rccl.log", RCCL_LOG.encode()),
-    "param_comms_old": ("comms_rank4.json", json.dumps(PARAM_SHORT).encode()),
     "chakra": ("chakra.2.et", CHAKRA),
 }
 

@@ -2,14 +2,86 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import Constants
-from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.hardware.clusters import Cluster
 from zerotune.tuner.advice.models.model_shape import ModelShape
+
+
+class Range(msgspec.Struct, frozen=True):
+    """`expected`, and between which bounds nine of ten such quantities lie."""
+
+    low: float
+    expected: float
+    high: float
+
+    def inverse(self, numerator: float) -> Range:
+        """`numerator` over this: the bounds change places."""
+        return Range(numerator / self.high, numerator / self.expected, numerator / self.low)
+
+    def times(self, factor: float) -> Range:
+        """This, scaled."""
+        return Range(self.low * factor, self.expected * factor, self.high * factor)
+
+
+Recompute = Literal["none", "half", "full"]
+"""Which blocks keep their inputs alone: none, every second, all."""
+BUCKET_BYTES: Final = 64 << 20
+PAPER_NAMES: Final = {
+    (1, False, False): "C1",
+    (1, True, False): "C2",
+    (2, False, False): "C3",
+    (2, True, False): "C4",
+    (2, True, True): "C5",
+}
+"""Table 3 of the ZeRO paper, by stage, P_a and P_a+cpu."""
+
+
+class ZeroConfiguration(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a user would write into a framework's settings."""
+
+    stage: int
+    """0: plain data parallelism."""
+    micro_batch: int
+    """Sequences that a data-parallel rank computes at a time; of a model-parallel group, where there is one."""
+    accumulation: int = 1
+    """Micro-batches per optimizer step."""
+    n_model_parallel: int = 1
+    """Ranks that split every block (tensor parallelism)."""
+    shard_ranks: int = 0
+    """Hybrid sharding: ranks that share the states, of which replicas exist; 0: all data-parallel ranks."""
+    recompute: Recompute = "none"
+    partition_activations: bool = False
+    """P_a."""
+    offload_activations: bool = False
+    """P_a+cpu."""
+    bucket_bytes: int | None = BUCKET_BYTES
+    """C_B; None: one fp32 buffer as large as the model, as before ZeRO-R."""
+    prefetch: int = 1
+    """Blocks that stage 3 gathers ahead."""
+    overlaps_post_step_gather: bool = False
+    """Stages 1 and 2 gather updated parameters beside the next forward."""
+
+    @property
+    def paper_name(self) -> str:
+        """C1 to C5, or an empty string."""
+        if self.bucket_bytes is None or self.recompute != "full":
+            return ""
+        return PAPER_NAMES.get((self.stage, self.partition_activations, self.offload_activations), "")
+
+
+class Software(msgspec.Struct, frozen=True, kw_only=True):
+    """What the training script uses."""
+
+    precision: str = "bf16"
+    optimizer: str = "adam"
+    flash: bool = True
+    """Fused attention."""
+    compiled: bool = False
+    """Element-wise operations are fused."""
 
 
 class Measured(NamedTuple):

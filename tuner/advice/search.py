@@ -12,13 +12,11 @@ from typing import Final
 import msgspec
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.configuration import Recompute, ZeroConfiguration
-from zerotune.tuner.advice.hardware.cluster import Cluster
-from zerotune.tuner.advice.hardware.clusters import MAX_GB, MAX_NODES
+from zerotune.tuner.advice.hardware.clusters import MAX_GB, MAX_NODES, Cluster
 from zerotune.tuner.advice.models.model_shape import divisors, in_words
-from zerotune.tuner.advice.prediction.memory import MemoryParts, largest_batch, memory_parts
+from zerotune.tuner.advice.prediction.memory import MemoryParts, batch_that_fits, memory_of, memory_share
 from zerotune.tuner.advice.prediction.step import StepEstimate, estimate, step_parts
-from zerotune.tuner.advice.problem import Problem
+from zerotune.tuner.advice.problem import Problem, Recompute, ZeroConfiguration
 
 STAGES: Final = (0, 1, 2, 3)
 RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "half", "full")
@@ -56,15 +54,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def search(problem: Problem, wanted: Wanted | None = None, top: int | None = None) -> list[Choice]:
-    """The best micro-batch, bucket and prefetch of every kind of configuration that fits, the fastest first.
-
-    Args:
-        problem: model, cluster and software.
-        wanted: what the user fixed; None: nothing.
-        top: so many; None: all.
-
-    Returns:
-        One choice per kind.
+    """The best micro-batch, bucket and prefetch of the `top` kinds of configuration that fit, the fastest first.
 
     Raises:
         UserError: the batch is larger than any, or no configuration fits; it says the least that would make one fit.
@@ -92,28 +82,10 @@ def choice_of(problem: Problem, configuration: ZeroConfiguration) -> Choice:
     )
 
 
-def batch_that_fits(problem: Problem, configuration: ZeroConfiguration) -> int:
-    """The most sequences per micro-batch; 0: none."""
-    return largest_batch(
-        problem.shape,
-        configuration,
-        problem.n_groups(configuration),
-        problem.cluster.gpu.memory_bytes,
-        problem.software,
-        problem.constants,
-    )
-
-
 def seconds_per_sequence(problem: Problem, configuration: ZeroConfiguration) -> float:
     """Expected; what is ranked by."""
     sequences = configuration.micro_batch * configuration.accumulation * problem.n_groups(configuration)
     return step_parts(problem, configuration).total_s / sequences
-
-
-def memory_of(problem: Problem, configuration: ZeroConfiguration) -> MemoryParts:
-    """At a step's peak."""
-    n_groups = problem.n_groups(configuration)
-    return memory_parts(problem.shape, configuration, n_groups, problem.software, problem.constants)
 
 
 def fastest(problem: Problem, wanted: Wanted) -> Choice | None:
@@ -187,13 +159,12 @@ def _thriftiest(kind: ZeroConfiguration) -> ZeroConfiguration:
 
 def _refined(problem: Problem, base: ZeroConfiguration) -> ZeroConfiguration:
     """With the bucket and the prefetch depth that serve it best; what takes less memory wins where it is as good."""
-    limit = problem.cluster.gpu.memory_bytes * problem.constants.fillable_memory
     prefetches = PREFETCHES if base.stage == 3 else (1,)
     tried = [
         msgspec.structs.replace(base, bucket_bytes=bucket, prefetch=prefetch)
         for prefetch, bucket in itertools.product(prefetches, BUCKETS_BYTES)
     ]
-    fitting = [one for one in tried if memory_of(problem, one).total_bytes <= limit] or [base]
+    fitting = [one for one in tried if memory_share(problem, one) <= 1] or [base]
     times = {id(one): seconds_per_sequence(problem, one) for one in fitting}
     least = min(times.values())
     return next(one for one in fitting if times[id(one)] <= least * _AS_GOOD)

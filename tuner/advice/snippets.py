@@ -6,8 +6,8 @@ import json
 from typing import Any, Final
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.configuration import ZeroConfiguration
 from zerotune.tuner.advice.models.model_shape import ModelShape
+from zerotune.tuner.advice.problem import ZeroConfiguration
 from zerotune.tuner.advice.zero_formulas import PARAMETER_BYTES
 
 FRAMEWORKS: Final = ("fsdp2", "deepspeed", "zero_runtime")
@@ -18,17 +18,7 @@ _SPLIT: Final = (
 
 
 def snippet(framework: str, configuration: ZeroConfiguration, shape: ModelShape, n_groups: int, precision: str) -> str:
-    """What to paste.
-
-    Args:
-        framework: one of FRAMEWORKS.
-        configuration: to be written.
-        shape: of the model.
-        n_groups: data-parallel ranks.
-        precision: of training.
-
-    Returns:
-        Python, or JSON for DeepSpeed.
+    """What to paste: Python, or JSON for DeepSpeed; `n_groups` are the data-parallel ranks.
 
     Raises:
         UserError: there is no such framework.

@@ -112,17 +112,8 @@ def _fabric_ids(ctx: typer.Context) -> Iterable[str]:
         return list(store.fabrics())
 
 
-def _models(ctx: typer.Context) -> Iterable[str]:
-    from zerotune.store.sqlite.database import Store
-    from zerotune.tuner.cli.paths import store_path
-    from zerotune.tuner.modeling import kept_models
-
-    with Store.open(store_path(ctx.params.get("store")), read_only=True) as store:
-        return [line.model_id for line in kept_models.listed(store)]
-
-
 fabrics, collectives, swept = of(_fabrics), of(_collectives), of(_swept)
 machines, user_fabrics = of(_machines), of(_user_fabrics)
 phases, formats = of(_phases), of(_formats)
 optimizers, precisions, policies, gpus = of(_optimizers), of(_precisions), of(_policies), of(_gpus)
-jobs, fabric_ids, model_ids = of(_jobs), of(_fabric_ids), of(_models)
+jobs, fabric_ids = of(_jobs), of(_fabric_ids)

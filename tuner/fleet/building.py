@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,7 +12,6 @@ import duckdb
 
 from zerotune.store.atomic_file import users_file
 from zerotune.store.errors import UserError
-from zerotune.tuner.fleet import aggregated as other_engines
 from zerotune.tuner.fleet import job_lines
 from zerotune.tuner.fleet.book import MAX_BYTES, MAX_FABRICS, MAX_LINES, Book, FabricLine, Head, Line, Skipped, sealed
 from zerotune.tuner.fleet.consensus import agree
@@ -40,7 +37,6 @@ def build(
     url: str,
     out: Path,
     *,
-    aggregated: str = "",
     listed: Mapping[str, str] | None = None,
     signer: Signer | None = None,
     memory_mb: int = MEMORY_MB,
@@ -51,34 +47,20 @@ def build(
 
     Args:
         out: the book's file; what was merged is kept beside it.
-        aggregated: where units are that a cluster engine made of all objects below `url`, which are not read then, and
-            nothing is kept; empty: nowhere.
-        listed: names, by key, of the contributors that are heard; None: all are. Signatures are not looked at where
-            units are `aggregated`, so both together are refused.
+        listed: names, by key, of the contributors that are heard; None: all are.
         signer: None: it will not be signed.
         memory_mb: that DuckDB may take.
         made_by: the version of zerotune, for the head.
 
     Raises:
-        UserError: the URL cannot be listed, there is nothing of ours below it, the units are none, a file cannot be
-            written, or options contradict each other.
+        UserError: the URL cannot be listed, there is nothing of ours below it, or a file cannot be written.
     """
-    if aggregated and listed is not None:
-        problem = "--contributors would hold nobody back: units of --aggregated have no signatures"
-        raise UserError(problem, "leave one of them out")
     storage, state = Storage(url), out.with_name(out.name + STATE_SUFFIX)
-    with ExitStack() as stack:
-        if aggregated:
-            prefix = f".{out.name}."
-            state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=out.parent)), "merged")
-        merging = stack.enter_context(Merging(state, memory_mb))
+    with Merging(state, memory_mb) as merging:
         connection = merging.connection
         _check_url(connection, shown(url), state)
         try:
-            if aggregated:
-                merged = other_engines.take(connection, Storage(aggregated), storage, progress)
-            else:
-                merged = merging.merge(storage, progress)
+            merged = merging.merge(storage, progress)
             n_jobs_new = job_lines.refresh(connection)
             (n_objects, n_rows) = connection.execute(
                 "SELECT count(*), coalesce(sum(n_rows), 0)::BIGINT FROM objects"

@@ -61,15 +61,15 @@ CREATE TABLE changed_jobs (fabric_id VARCHAR, contributor VARCHAR, job_id VARCHA
 """
 )
 
-PLAUSIBLE_SETTING: Final = (
+PLAUSIBLE: Final = (
     "len(contributor) <= 512 AND len(job_id) <= 512 AND len(fabric_id) <= 512 AND nccl_version >= 0 AND tuner_abi >= 0"
     " AND message_bytes BETWEEN 1 AND 4611686018427387904"
     " AND n_ranks BETWEEN 2 AND 1048576 AND n_nodes BETWEEN 1 AND n_ranks"
     " AND collective BETWEEN 0 AND 10 AND phase BETWEEN 0 AND 4"
     " AND algorithm BETWEEN 0 AND 6 AND protocol BETWEEN 0 AND 2 AND n_channels BETWEEN 1 AND 64"
+    " AND step BETWEEN 0 AND 2147483647 AND duration_us BETWEEN 0.1 AND 1e9"
 )
-PLAUSIBLE: Final = f"{PLAUSIBLE_SETTING} AND step BETWEEN 0 AND 2147483647 AND duration_us BETWEEN 0.1 AND 1e9"
-"""What a row must be to count. NaN is above all numbers in DuckDB and Spark."""
+"""What a row must be to count. NaN is above all numbers in DuckDB."""
 
 UNITS: Final = f"""
 SELECT contributor, job_id, fabric_id, nccl_version, tuner_abi, n_ranks, n_nodes, collective, phase, message_bytes,
@@ -79,7 +79,7 @@ FROM {{rows}} WHERE {PLAUSIBLE}
 GROUP BY contributor, job_id, fabric_id, nccl_version, tuner_abi, n_ranks, n_nodes, collective, phase, message_bytes,
          algorithm, protocol, n_channels, is_default, CAST(floor(step / {BLOCK_STEPS}) AS BIGINT)
 """
-"""Rows to units; DuckDB and Spark take it alike."""
+"""Rows to units."""
 
 Progress = Callable[[int, int, int], None]
 """Called with objects looked at, objects there are, and rows merged so far."""

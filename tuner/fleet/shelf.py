@@ -74,7 +74,7 @@ def _named(url: str) -> str:
 
 
 class Shelf:
-    """Holds the newest book that was believed; a bad one leaves what was there, and is said in one line.
+    """Owns thread `zerotune-book`: holds the newest book that was believed; a bad one changes nothing but the log.
 
     Args:
         verifier: whose signature it must have.

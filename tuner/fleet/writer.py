@@ -43,7 +43,7 @@ class _Rows(NamedTuple):
 
 
 class FleetWriter:
-    """Writes below one URL; `measured` may be called from any thread, and never blocks or raises.
+    """Owns thread `zerotune-fleet`: writes below one URL; `measured`, for any thread, never blocks or raises.
 
     Args:
         storage: where to.

@@ -149,7 +149,7 @@ class Brain(Inspection):
             return
         self._latency.observed(int(block["step"].min()), int(block["step"].max()))
         logs = self._keys.logs(block, keys)
-        for epoch in np.unique(block["epoch"]).tolist():
+        for epoch in sorted(set(block["epoch"].tolist())):
             here = block["epoch"] == epoch
             self._take_in(epoch, block.compress(here), keys[here], logs[here])
         if self._regimes.recognise():
@@ -376,7 +376,7 @@ class Brain(Inspection):
             return
         keys, logs, slots = keys[is_obeyed], logs[is_obeyed], slots[is_obeyed]
         steps, connects = steps[is_obeyed], connects[is_obeyed]
-        for slot in np.unique(slots).tolist():
+        for slot in sorted(set(slots.tolist())):
             state, candidate = self._states[int(evidence.key[slot])], evidence.candidates[slot]
             ran = block[is_obeyed][slots == slot]
             if candidate in (state.trial, state.provisional) and (n := self._fewer.seen(state.key, candidate, ran)):

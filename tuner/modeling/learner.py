@@ -36,7 +36,7 @@ Loader = Callable[[Store, str], object]
 
 
 class Learner:
-    """Serves requests one after the other.
+    """Owns thread `zerotune-learner`: serves requests one after the other.
 
     Args:
         store: read by `load`, and takes fitted models.

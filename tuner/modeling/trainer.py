@@ -34,11 +34,6 @@ MAX_MEASUREMENTS: Final = 200_000
 MAX_COMMUNICATORS: Final = 4
 DAMAGED: Final = ".damaged"
 """Suffix of the name under which a model that cannot be read is set aside."""
-PINNED: Final = ".pinned"
-"""Suffix of the name of a pinned model, which is used whatever is fitted later."""
-VERSION_MARK: Final = "@"
-"""Between the name and the hash of a model that was in use earlier."""
-KEPT_VERSIONS: Final = 5
 
 
 def train(store: Store, fabric_id: str, *, without_job: str | None = None) -> ModelRecord | None:
@@ -104,24 +99,16 @@ def model_id_of(record: ModelRecord) -> str:
 
 
 def keep(store: Store, record: ModelRecord) -> None:
-    """Save a new fit; the one it replaces is kept under its hash, the oldest of those forgotten."""
+    """Save a new fit in the place of the one before; a damaged one is set aside."""
     previous = store.load_model(record.name, record.fabric_id)
     if previous is not None and previous.is_damaged:
         store.rename_model(record.name, record.fabric_id, record.name + DAMAGED)
-    elif previous is not None and previous.training_hash != record.training_hash:
-        store.rename_model(record.name, record.fabric_id, record.name + VERSION_MARK + hash_of(previous))
     store.save_model(record)
     store.flush()
-    versions_kept = sorted(
-        (one for one in store.models() if one.fabric_id == record.fabric_id and VERSION_MARK in one.name),
-        key=lambda one: one.created_at_s,
-    )
-    for old in versions_kept[:-KEPT_VERSIONS]:
-        store.delete_model(old.name, old.fabric_id)
 
 
 def load_correction(store: Store, fabric_id: str) -> tuple[Baked | None, str]:
-    """The correction for a fabric: the pinned one if it can be used, else that of the last fit.
+    """The correction that the last fit left for a fabric.
 
     A damaged model is set aside under another name, so that the next fit replaces it; a store that is only read stays
     as it is.
@@ -129,21 +116,19 @@ def load_correction(store: Store, fabric_id: str) -> tuple[Baked | None, str]:
     Returns:
         The correction and its model id; (None, "") when none can be used.
     """
-    for wanted in (MODEL_NAME + PINNED, MODEL_NAME):
-        record = store.load_model(wanted, fabric_id)
-        if record is None:
-            continue
-        if not record.is_damaged and record.versions != versions():
-            _log.info("the saved model of fabric %s is of other versions; it will be fitted anew", fabric_id)
-            continue
-        try:
-            return Baked.from_bytes(record.blob), model_id_of(record)
-        except ValueError:  # its text is not shown: numpy's would recommend to unpickle
-            if store.is_read_only:
-                continue
+    record = store.load_model(MODEL_NAME, fabric_id)
+    if record is None:
+        return None, ""
+    if not record.is_damaged and record.versions != versions():
+        _log.info("the saved model of fabric %s is of other versions; it will be fitted anew", fabric_id)
+        return None, ""
+    try:
+        return Baked.from_bytes(record.blob), model_id_of(record)
+    except ValueError:  # its text is not shown: numpy's would recommend to unpickle
+        if not store.is_read_only:
             _log.warning("the saved model of fabric %s is damaged: set aside, to be fitted anew", fabric_id)
-            store.rename_model(wanted, fabric_id, MODEL_NAME + DAMAGED)
-    return None, ""
+            store.rename_model(MODEL_NAME, fabric_id, MODEL_NAME + DAMAGED)
+        return None, ""
 
 
 def record_of(store: Store, fabric_id: str, model_id: str) -> ModelRecord | None:

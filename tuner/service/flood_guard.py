@@ -33,7 +33,7 @@ RESERVED: Final = 4
 
 
 class FloodGuard:
-    """Watches from its construction on, which comes before `socket` is bound, until `stop`.
+    """Owns thread `zerotune-flood-guard`: watches from its construction, before `socket` is bound, until `stop`.
 
     Args:
         socket: the daemon's; its events are read here from now on.

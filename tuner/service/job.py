@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from statistics import median
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -24,6 +24,9 @@ from zerotune.tuner.service.misaligned_sizes import MisalignedSizes
 from zerotune.tuner.service.nodes import NodeSession, Uplink, UplinksLike
 from zerotune.tuner.service.observation_windows import ObservationWindows
 from zerotune.tuner.service.silent_ranks import SilentRanks
+
+if TYPE_CHECKING:
+    from zerotune.tuner.learning.brain import Brain
 
 _log = logging.getLogger("zerotune.service")
 
@@ -45,67 +48,6 @@ LEAST_CACHED: Final = 0.01
 """Share of device memory in torch's cache that is worth a word."""
 MISSING_AFTER_S: Final = 10.0
 """Ranks that have not greeted this long after the others are reported as missing."""
-
-
-class MemoryLike(Protocol):
-    """The part of `zerotune.tuner.learning.policy.memory.MemoryGate` that status shows."""
-
-    is_short: bool
-
-    @property
-    def pressure(self) -> float:
-        """Device memory in use, 0 to 1."""
-
-
-class BrainLike(Protocol):
-    """What the service asks of `zerotune.tuner.learning.brain.Brain`."""
-
-    knowledge: Any
-
-    @property
-    def n_explored(self) -> int:
-        """Calls that ran a setting on trial."""
-
-    @property
-    def stage(self) -> Stage:
-        """The kind of workload recognised so far."""
-
-    @property
-    def memory(self) -> MemoryLike:
-        """How full the device is."""
-
-    @property
-    def exposure(self) -> Exposure:
-        """The share of communication that computation waits for."""
-
-    @property
-    def missing_evidence(self) -> MissingEvidence:
-        """Evidence without which no stage can be named."""
-
-    @property
-    def spent_percent(self) -> float:
-        """Exploration's cost in percent of step time."""
-
-    def observe(self, block: NDArray[np.void]) -> None:
-        """Take joined measurements (MEASUREMENT, shape (n,))."""
-
-    def cost_tables(self, block: NDArray[np.void]) -> None:
-        """Take NCCL's cost tables that rank 0 saw."""
-
-    def step_finished(self, step: StepRecord) -> None:
-        """Take a step of rank 0."""
-
-    def sequence(self, block: NDArray[np.void]) -> None:
-        """Take rank 0's records in the order it enqueued them."""
-
-    def adopted(self, epoch: int, step: int) -> None:
-        """All ranks run under this epoch."""
-
-    def propose(self) -> Plan | None:
-        """A new plan, if there is one."""
-
-    def decisions(self) -> list[Decision]:
-        """Decisions since the last call."""
 
 
 class RankSession(msgspec.Struct):
@@ -165,8 +107,8 @@ class Job:
         """Of each rank that ever reported here: all it saw."""
         self._told: tuple[Passages, Lateness] = Passages(), Lateness()
         self._told_at_s = now_s
-        self._brain: BrainLike | None = None
-        self._backlog: list[Callable[[BrainLike], None]] = []
+        self._brain: Brain | None = None
+        self._backlog: list[Callable[[Brain], None]] = []
         self._backlog_bytes = 0
         self._step_us: deque[float] = deque(maxlen=64)
         self._exposed_us: deque[float] = deque(maxlen=64)
@@ -195,7 +137,7 @@ class Job:
         """Whether this job has a brain."""
         return self._brain is not None
 
-    def give_brain(self, make: Callable[[], BrainLike]) -> None:
+    def give_brain(self, make: Callable[[], Brain]) -> None:
         """Take the brain that is made, and replay to it what happened before; if that raises, nothing is tuned."""
         try:
             self._brain = make()
@@ -207,7 +149,7 @@ class Job:
         for event in backlog:
             self.tell(event)
 
-    def tell(self, event: Callable[[BrainLike], None], n_bytes: int = 0) -> None:
+    def tell(self, event: Callable[[Brain], None], n_bytes: int = 0) -> None:
         """Call the brain; if it raises, tuning of this job stops.
 
         Args:
@@ -234,7 +176,7 @@ class Job:
         proposed: list[Plan] = []
         decided: list[Decision] = []
 
-        def ask(brain: BrainLike) -> None:
+        def ask(brain: Brain) -> None:
             plan = brain.propose()
             if plan is not None:
                 proposed.append(plan)
@@ -253,10 +195,10 @@ class Job:
                 self.windows.plan_offered(self.step)
         return self.offer if proposed else None, decided
 
-    def set_knowledge(self, knowledge: object) -> None:
+    def set_knowledge(self, knowledge: Any) -> None:
         """Hand new knowledge of earlier runs to the brain."""
 
-        def swap(brain: BrainLike) -> None:
+        def swap(brain: Brain) -> None:
             brain.knowledge = knowledge
 
         self.tell(swap)

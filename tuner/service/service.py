@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import Decision, StepRecord
-from zerotune.store.sqlite.writing.job_news import JobNews
+from zerotune.store.records import StepRecord
 from zerotune.store.wire import (
     Adopted,
     AgentMessage,
@@ -37,11 +36,12 @@ from zerotune.store.wire import (
 from zerotune.tuner.join import measurements_of
 from zerotune.tuner.modeling.requests import Learning
 from zerotune.tuner.service.absent_jobs import AbsentJobs
-from zerotune.tuner.service.job import SETTLE_S, BrainLike, Job, RankSession, failure_of, headline
+from zerotune.tuner.service.job import SETTLE_S, Job, RankSession, failure_of, headline
 from zerotune.tuner.service.nodes import NodeSession, NoUplinks, UplinksLike
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # typing's own from Python 3.11 on
+    from zerotune.store.sqlite.database import Store
+    from zerotune.tuner.learning.brain import Brain
 
 _log = logging.getLogger("zerotune.service")
 
@@ -58,40 +58,7 @@ MAX_FACTS_CHARACTERS: Final = 16_384
 Reply = tuple[bytes, DaemonMessage]
 
 
-class StoreLike(Protocol):
-    """What the service asks of `zerotune.store.sqlite.database.Store`."""
-
-    def record_job(
-        self, job_id: str, fabric_id: str, fabric: dict[str, str | int | float | bool], n_ranks: int, name: str = ""
-    ) -> None:
-        """A job has started.
-
-        Args:
-            name: what people call it; empty: it has none.
-        """
-
-    def update_job(self, job_id: str, **news: Unpack[JobNews]) -> None:
-        """Something became known of a job.
-
-        Args:
-            **news: fields of `JobNews`.
-        """
-
-    def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
-        """Keep joined measurements.
-
-        Args:
-            block: MEASUREMENT, shape (n,).
-        """
-
-    def record_steps(self, job_id: str, steps: Sequence[StepRecord]) -> None:
-        """Keep finished steps."""
-
-    def record_decisions(self, decisions: Sequence[Decision]) -> None:
-        """Keep decisions."""
-
-
-BrainFactory = Callable[[str, str, Mapping[str, "str | int | float | bool"], object], BrainLike]
+BrainFactory = Callable[[str, str, Mapping[str, "str | int | float | bool"], object], "Brain"]
 """(job_id, fabric_id, fabric, knowledge) -> brain."""
 Share = Callable[[str, Mapping[str, "str | int | float | bool"], str, NDArray[np.void]], None]
 """(fabric_id, fabric, job_id, MEASUREMENT of shape (n,))."""
@@ -110,7 +77,7 @@ class Service:
 
     def __init__(
         self,
-        store: StoreLike,
+        store: Store,
         brains: BrainFactory,
         clock: Callable[[], float],
         welcome: Welcome,

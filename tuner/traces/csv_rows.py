@@ -16,6 +16,7 @@ from zerotune.tuner.traces.records import Summary
 _MAX_SHOWN: Final = 60
 _UNIT: Final = re.compile(r"\([^)]*\)")
 _COMMENT: Final = re.compile(rb"(?m)^#[^\n]*")
+_UNREADABLE: Final = re.compile("\0|\r(?!\n)")
 
 
 def csv_chunks(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, bytes]]:
@@ -43,7 +44,7 @@ def rows_of(text: bytes, path: Path) -> list[list[str]]:
     """The rows of such a piece; comments and blank lines are empty ones, so that lines can be counted."""
     if b"#" in text:
         text = _COMMENT.sub(b"", text)
-    words = io.StringIO(text.decode("utf-8", "replace").replace("\0", "\ufffd"), newline="")
+    words = io.StringIO(_UNREADABLE.sub("\ufffd", text.decode("utf-8", "replace")), newline="")
     try:
         return list(csv.reader(words, skipinitialspace=True))
     except csv.Error as error:
@@ -71,16 +72,17 @@ def value_in(name: str, text: str) -> str:
     return f"{name} {text[:_MAX_SHOWN]!r}"
 
 
-def line_of(rows: Sequence[Sequence[str]], at: int) -> int:
-    """How many lines stand before row `at`."""
-    return at + sum(cell.count("\n") for row in rows[:at] for cell in row if "\n" in cell)
-
-
 def numbered(rows: Sequence[Sequence[str]], first_line: int) -> Iterator[tuple[int, Sequence[str]]]:
     """The rows, each with the number of its first line."""
     for row in rows:
         yield first_line, row
         first_line += 1 + sum(cell.count("\n") for cell in row)
+
+
+def numbered_rows(path: Path, summary: Summary) -> Iterator[tuple[int, Sequence[str]]]:
+    """The file's rows that are not empty, each with the number of its first line; raises as `csv_chunks`."""
+    for first_line, chunk in csv_chunks(path, summary):
+        yield from ((line, row) for line, row in numbered(rows_of(chunk, path), first_line) if row)
 
 
 def _line_of_quote(text: bytes, first_line: int) -> int:

@@ -30,11 +30,7 @@ class Extent(NamedTuple):
 
 
 def extents(rows: NDArray[np.void]) -> list[Extent]:
-    """One for each collective and shape.
-
-    Args:
-        rows: MEASUREMENT, shape (n,).
-    """
+    """One for each collective and shape of MEASUREMENT rows, shape (n,)."""
     if not len(rows):
         return []
     shapes, picks, counts = np.unique(rows[_SHAPE], return_inverse=True, return_counts=True)

@@ -6,106 +6,114 @@ import codecs
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import IO, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from zerotune.store.errors import TraceAccessError, TraceError
 from zerotune.tuner.traces.records import Summary
-from zerotune.tuner.traces.unpacking import FREE_BYTES, PACKED_CHUNK_BYTES, UnpackedSize
 
 CHUNK_BYTES: Final = 1 << 19
 MAX_LINE_BYTES: Final = 16 << 20
 BATCH_CHARS: Final = 1 << 17
 MAX_ELEMENT_CHARS: Final = 32 << 20
 """One element of a JSON array may be this long at most."""
+_HEAD_BYTES: Final = 1 << 16
 _GZIP_WINDOW_BITS: Final = 31
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+_PACKED_CHUNK_BYTES: Final = 1 << 14
+"""Read at once, and unpacked whole. Small, since what follows a gzip member is copied as that ends."""
+FREE_BYTES: Final = 4 << 20
+"""Up to here nothing is asked: a short file of equal rows packs as well as a bomb."""
+MAX_RATIO: Final = 250
+"""Unpacked bytes for each packed one; gzip's own limit is 1,032. Real traces and logs have 5 to 40."""
+MAX_UNPACKED_BYTES: Final = 16 << 30
 
 
-class Readable(Protocol):
-    """A source of bytes: a file, or a gzip file's contents."""
+class TraceFile:
+    """An open file, plain or gzip. `is_cut` tells after the last byte that packed data ended early."""
 
-    def read(self, n_bytes: int, /) -> bytes:
-        """Up to `n_bytes`; none at the end. EOFError when compressed data end early."""
-
-
-class _Unpacked:
-    """A gzip file's contents. Unlike gzip.GzipFile it returns all bytes of a cut file before it raises EOFError."""
-
-    def __init__(self, raw: IO[bytes], size: UnpackedSize) -> None:
-        self._raw, self._size = raw, size
-        self._unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
-        self._packed = b""
+    def __init__(self, raw: IO[bytes], path: Path) -> None:
+        self.is_cut = False
+        self.member_begin = 0
+        """The byte of the packed file where the gzip member begins that `pieces` is at."""
+        self._raw, self._path = raw, path
+        self._is_packed = raw.read(2) == _GZIP_MAGIC
+        raw.seek(0)
+        self._unread = self.pieces()
         self._ready = bytearray()
-        self._is_cut = False
 
     def read(self, n_bytes: int) -> bytes:
-        while len(self._ready) < n_bytes and self._unpack():
-            continue
-        if not self._ready and self._is_cut:
-            raise EOFError
-        piece = bytes(self._ready[:n_bytes])
+        """The next bytes, unpacked; none at the end."""
+        if not self._is_packed:
+            return self._raw.read(n_bytes)
+        while len(self._ready) < n_bytes and (piece := next(self._unread, None)):
+            self._ready += piece[0]
+        taken = bytes(self._ready[:n_bytes])
         del self._ready[:n_bytes]
-        return piece
+        return taken
 
-    def _unpack(self) -> bool:
-        """Make more bytes ready; False at the end. A chunk is unpacked whole: a bomb is seen before anyone reads it."""
-        if self._unpacker.eof:
-            self._packed = self._packed.lstrip(b"\0") or self._raw.read(PACKED_CHUNK_BYTES).lstrip(b"\0")
-            if not self._packed:
-                return False
-            self._unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
-        self._packed = self._packed or self._raw.read(PACKED_CHUNK_BYTES)
-        part = self._unpacker.decompress(self._packed, FREE_BYTES + 1)
-        self._is_cut = not part and not self._packed
-        rest = self._unpacker.unused_data if self._unpacker.eof else self._unpacker.unconsumed_tail
-        self._size.add(len(self._packed) - len(rest), len(part))
-        self._packed = rest
-        self._ready += part
-        return not self._is_cut
+    def pieces(self) -> Iterator[tuple[bytes, bool]]:
+        """Unpacked bytes, each with whether a gzip member ends there.
+
+        Raises:
+            zlib.error: the file is no gzip, or damaged.
+            TraceError: it unpacks to more than MAX_UNPACKED_BYTES, or beyond FREE_BYTES to more than MAX_RATIO times
+                its size.
+        """
+        n_packed = n_unpacked = 0
+        packed = self._raw.read(_PACKED_CHUNK_BYTES)
+        while packed:
+            rest = packed.lstrip(b"\0")  # padding between members
+            n_packed += len(packed) - len(rest)
+            packed = rest or self._raw.read(_PACKED_CHUNK_BYTES)
+            if not rest:
+                continue
+            self.member_begin = n_packed
+            unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
+            while not unpacker.eof:
+                packed = packed or self._raw.read(_PACKED_CHUNK_BYTES)
+                part = unpacker.decompress(packed, FREE_BYTES + 1)
+                if not part and not packed:
+                    self.is_cut = True
+                    return
+                rest = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+                n_packed, n_unpacked = n_packed + len(packed) - len(rest), n_unpacked + len(part)
+                self._check_ratio(n_packed, n_unpacked)
+                packed = rest
+                yield part, unpacker.eof
+            packed = packed or self._raw.read(_PACKED_CHUNK_BYTES)
+
+    def _check_ratio(self, n_packed: int, n_unpacked: int) -> None:
+        if n_unpacked > MAX_UNPACKED_BYTES:
+            most = f"{MAX_UNPACKED_BYTES >> 30} GiB"
+            raise TraceError(f"{self._path} unpacks to more than {most}", "unpack it, and split it")
+        if n_unpacked > max(FREE_BYTES, MAX_RATIO * n_packed):
+            raise TraceError(
+                f"{self._path} unpacks to more than {MAX_RATIO} times its size, as no trace does",
+                "if you know who made it, unpack it and name the unpacked file",
+            )
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Readable]:
-    """The file's bytes, decompressed if it is gzip; what goes wrong with reading them becomes TraceError."""
+def opened(path: Path) -> Iterator[TraceFile]:
+    """The file, to be read; what goes wrong with reading it becomes TraceError."""
     try:
         with path.open("rb") as raw:
-            magic = raw.read(2)
-            raw.seek(0)
-            yield _Unpacked(raw, UnpackedSize(path)) if magic == _GZIP_MAGIC else raw
+            yield TraceFile(raw, path)
     except OSError as error:
         raise TraceAccessError(f"{path} cannot be read: {error.strerror}", "check the file's permissions") from None
     except zlib.error as error:
         raise TraceError(f"{path} is damaged: {error}", "copy it again") from None
 
 
-def read_some(file: Readable, n_bytes: int, on_cut: Callable[[], None] | None = None) -> bytes:
-    """Read on in a file that may be damaged.
-
-    Args:
-        file: from `opened`.
-        n_bytes: to read at most.
-        on_cut: is called where compressed data end early, which counts as the end.
-
-    Returns:
-        Up to `n_bytes`; none at the end.
-    """
-    try:
-        return file.read(n_bytes)
-    except EOFError:
-        if on_cut is not None:
-            on_cut()
-        return b""
-
-
-def head(path: Path, n_bytes: int = 1 << 16) -> bytes:
-    """The first bytes of a file after decompression."""
+def head(path: Path) -> bytes:
+    """The first 64 KiB of a file after decompression."""
     with opened(path) as file:
-        return read_some(file, n_bytes).removeprefix(codecs.BOM_UTF8)
+        return file.read(_HEAD_BYTES).removeprefix(codecs.BOM_UTF8)
 
 
 def line_chunks(path: Path, summary: Summary | None = None) -> Iterator[bytes]:
@@ -116,17 +124,9 @@ def line_chunks(path: Path, summary: Summary | None = None) -> Iterator[bytes]:
     Raises:
         TraceError: a line is longer than MAX_LINE_BYTES, or the file cannot be read.
     """
-
-    def cut(how: str = "its compressed data end early") -> None:
-        if summary is not None:
-            summary.fault(f"{path.name} is cut ({how}): it was read up to there")
-
     with opened(path) as file:
         rest, is_first = b"", True
-        while True:
-            piece = read_some(file, CHUNK_BYTES, cut)
-            if not piece:
-                break
+        while piece := file.read(CHUNK_BYTES):
             if is_first:
                 piece, is_first = piece.removeprefix(codecs.BOM_UTF8), False
             end = piece.rfind(b"\n") + 1
@@ -137,8 +137,10 @@ def line_chunks(path: Path, summary: Summary | None = None) -> Iterator[bytes]:
                 rest += piece
                 if len(rest) > MAX_LINE_BYTES:
                     raise TraceError(f"{path} has a line of more than {MAX_LINE_BYTES >> 20} MiB", "it is no text log")
+        if summary is not None and (file.is_cut or rest):
+            how = "its compressed data end early" if file.is_cut else "its last line has no end"
+            summary.fault(f"{path.name} is cut ({how}): it was read up to there")
         if rest:
-            cut("its last line has no end")
             yield rest
 
 
@@ -303,7 +305,7 @@ class JsonStream:
             self._more()
 
     def _more(self) -> bool:
-        piece = read_some(self._file, CHUNK_BYTES)
+        piece = self._file.read(CHUNK_BYTES)
         if not piece:
             self._ended = True
             return False

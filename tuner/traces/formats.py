@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from zerotune.store.errors import TraceError
@@ -18,18 +19,16 @@ from zerotune.tuner.traces.nccl import (
     summary_csv,
     tuner_csv,
 )
-from zerotune.tuner.traces.near_misses import near_miss
-from zerotune.tuner.traces.own import blocks, measurements_csv
+from zerotune.tuner.traces.own import measurements_csv, reader
 from zerotune.tuner.traces.pytorch import (
     chakra,
     execution_trace,
     flight_recorder,
     flight_recorder_pickle,
     kineto,
-    param_comms,
 )
 from zerotune.tuner.traces.records import Block, Summary
-from zerotune.tuner.traces.refused import refusal
+from zerotune.tuner.traces.refused import near_miss, refusal
 
 
 @dataclass(frozen=True)
@@ -46,65 +45,32 @@ class Format:
     """What a file without any record lacks."""
 
 
+def _format(name: str, title: str, module: ModuleType, record: str) -> Format:
+    return Format(name, title, module.matches, module.read, record)
+
+
 FORMATS: Final = (
-    Format("zerotune", "our own trace (--log-trace)", blocks.matches, blocks.read, "collective"),
-    Format(
-        "flight_recorder",
-        "PyTorch Flight Recorder, JSON",
-        flight_recorder.matches,
-        flight_recorder.read,
+    _format("zerotune", "our own trace (--log-trace)", reader, "collective"),
+    _format("flight_recorder", "PyTorch Flight Recorder, JSON", flight_recorder, "collective among its entries"),
+    _format(
+        "flight_recorder_pickle", "PyTorch Flight Recorder, pickle", flight_recorder_pickle,
         "collective among its entries",
     ),
-    Format(
-        "flight_recorder_pickle",
-        "PyTorch Flight Recorder, pickle",
-        flight_recorder_pickle.matches,
-        flight_recorder_pickle.read,
-        "collective among its entries",
-    ),
-    Format("kineto", "Kineto / Chrome trace", kineto.matches, kineto.read, "collective among its events"),
-    Format(
-        "execution_trace",
-        "PyTorch execution trace",
-        execution_trace.matches,
-        execution_trace.read,
-        "collective among its nodes",
-    ),
-    Format("nccl_tests_json", "nccl-tests -J", nccl_tests_json.matches, nccl_tests_json.read, "result"),
-    Format("param_comms", "PARAM comms trace", param_comms.matches, param_comms.read, "collective among its calls"),
-    Format("inspector", "NCCL Inspector JSONL", inspector.matches, inspector.read, "line of a collective"),
-    Format(
-        "profiler_events",
-        "NCCL profiler events, JSONL",
-        profiler_events.matches,
-        profiler_events.read,
-        "collective among its events",
-    ),
-    Format("tuner_csv", "NVIDIA tuner CSV", tuner_csv.matches, tuner_csv.read, "row of one setting"),
-    Format("measurements_csv", "our measurements as CSV", measurements_csv.matches, measurements_csv.read, "row"),
-    Format(
-        "summary_csv",
-        "summary of collectives as CSV",
-        summary_csv.matches,
-        summary_csv.read,
+    _format("kineto", "Kineto / Chrome trace", kineto, "collective among its events"),
+    _format("execution_trace", "PyTorch execution trace", execution_trace, "collective among its nodes"),
+    _format("nccl_tests_json", "nccl-tests -J", nccl_tests_json, "result"),
+    _format("inspector", "NCCL Inspector JSONL", inspector, "line of a collective"),
+    _format("profiler_events", "NCCL profiler events, JSONL", profiler_events, "collective among its events"),
+    _format("tuner_csv", "NVIDIA tuner CSV", tuner_csv, "row of one setting"),
+    _format("measurements_csv", "our measurements as CSV", measurements_csv, "row"),
+    _format(
+        "summary_csv", "summary of collectives as CSV", summary_csv,
         "row with a known collective, bytes and a time in microseconds",
     ),
-    Format(
-        "nccl_tests",
-        "nccl-tests output",
-        nccl_tests.matches,
-        nccl_tests.read,
-        "row of results (size, count, type, time, algbw, busbw)",
-    ),
-    Format(
-        "nccl_debug",
-        "NCCL_DEBUG log",
-        nccl_debug.matches,
-        nccl_debug.read,
-        "line of a collective (NCCL_DEBUG_SUBSYS=COLL)",
-    ),
-    Format("chakra", "Chakra protobuf", chakra.matches, chakra.read, "collective among its nodes"),
-)
+    _format("nccl_tests", "nccl-tests output", nccl_tests, "row of results (size, count, type, time, algbw, busbw)"),
+    _format("nccl_debug", "NCCL_DEBUG log", nccl_debug, "line of a collective (NCCL_DEBUG_SUBSYS=COLL)"),
+    _format("chakra", "Chakra protobuf", chakra, "collective among its nodes"),
+)  # fmt: skip
 
 
 def detect(path: Path) -> Format:

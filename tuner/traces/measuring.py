@@ -62,16 +62,9 @@ class Portion:
 
 
 def measured(block: Block, user_facts: UserFacts, summary: Summary, *, is_one_shape: bool = False) -> Block:
-    """The timed records of a block as measurements; what is left out is counted by reason.
+    """The timed records of a block, OBSERVATION of shape (n,), as MEASUREMENT; what is left out is counted by reason.
 
-    Args:
-        block: OBSERVATION, shape (n,).
-        user_facts: what the user says where the file does not.
-        summary: counts what is left out, and gets notes.
-        is_one_shape: all records are of communicators of one size, whose ranks and nodes the user knows best.
-
-    Returns:
-        MEASUREMENT, shape (m,), m <= n.
+    With `is_one_shape` all records are of communicators of one size, whose ranks and nodes the user knows best.
 
     Raises:
         UserError: NCCL cannot run the user's setting for these records, or they cannot be on that number of nodes.
@@ -102,16 +95,10 @@ def measured(block: Block, user_facts: UserFacts, summary: Summary, *, is_one_sh
 def with_setting(
     rows: Block, user_facts: UserFacts, summary: Summary, is_forced: NDArray[np.bool_] | None = None
 ) -> Block:
-    """The rows for which the file or the user says what ran; the others are counted.
+    """The rows, MEASUREMENT of shape (n,), for which the file or the user says what ran; the others are counted.
 
-    Args:
-        rows: MEASUREMENT, shape (n,); changed in place.
-        user_facts: what the user says where the file does not.
-        summary: counts what is left out, and gets notes.
-        is_forced: shape (n,): the file says that NCCL did not choose the setting; None: it does not say so of any.
-
-    Returns:
-        MEASUREMENT, shape (m,), m <= n.
+    Rows are changed in place. `is_forced`, shape (n,), tells of which the file says that NCCL did not choose the
+    setting.
 
     Raises:
         UserError: NCCL cannot run the user's setting for these rows.
@@ -164,14 +151,6 @@ def without_impossible(rows: Block, summary: Summary) -> Block:
 
 def placed(rows: Block, user_facts: UserFacts, summary: Summary) -> Block:
     """The rows whose numbers of ranks and nodes are known, from the file or from the user; the others are counted.
-
-    Args:
-        rows: MEASUREMENT, shape (n,); nodes are filled in.
-        user_facts: what the user says where the file does not.
-        summary: counts what is left out, and gets notes.
-
-    Returns:
-        MEASUREMENT, shape (m,), m <= n.
 
     Raises:
         UserError: the rows cannot be on that number of nodes.

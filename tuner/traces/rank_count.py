@@ -15,13 +15,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from zerotune.store.records import Collective
-from zerotune.tuner.traces.columns import MAX_PLACES
 
 MAX_RANKS: Final = 1 << 24
-_SHARED: Final = (
+_MAX_PLACES: Final = 6
+SHARED_OUT: Final = (
     Collective.all_gather, Collective.reduce_scatter, Collective.all_to_all, Collective.gather, Collective.scatter,
 )  # fmt: skip
-"""Their bus bandwidth is (n - 1) / n of the algorithm's; an all-reduce's is twice that."""
+"""NCCL's count of these is one rank's share; their bus bandwidth is (n - 1) / n of the algorithm's.
+
+An all-reduce's bus bandwidth is twice that.
+"""
 MOST_RATIOS: Final = 64
 """Rows of the highest bandwidths: these have the most digits."""
 _MARGINS: Final = (0.51, 1.01)
@@ -46,17 +49,8 @@ class Implied(NamedTuple):
 
 
 def implied_ranks(collective: Collective | None, algbw: ArrayLike, busbw: ArrayLike) -> Implied:
-    """The ranks that the ratios of bandwidths allow.
-
-    Args:
-        collective: of the table; None: unknown.
-        algbw: algorithm bandwidths as printed, shape (n,).
-        busbw: bus bandwidths likewise.
-
-    Returns:
-        The range; any number if the collective's ratio does not depend on it; no number if the ratios contradict.
-    """
-    factor = 2 if collective is Collective.all_reduce else 1 if collective in _SHARED else 0
+    """The ranks that ratios of printed bandwidths, shapes (n,), allow; none if they contradict each other."""
+    factor = 2 if collective is Collective.all_reduce else 1 if collective in SHARED_OUT else 0
     plain, bus = np.asarray(algbw, float), np.asarray(busbw, float)
     usable = (plain > 0) & (bus > 0) & np.isfinite(plain) & np.isfinite(bus)
     if not factor or not usable.any():
@@ -77,10 +71,10 @@ def implied_ranks(collective: Collective | None, algbw: ArrayLike, busbw: ArrayL
 
 def _last_digit(printed: np.ndarray) -> float:
     """The unit of the last digit that any of the numbers shows."""
-    for places in range(MAX_PLACES):
+    for places in range(_MAX_PLACES):
         if np.allclose(printed * 10**places, np.round(printed * 10**places), rtol=0, atol=1e-4):
             return 10.0**-places
-    return 10.0**-MAX_PLACES
+    return 10.0**-_MAX_PLACES
 
 
 class RankCount(NamedTuple):
@@ -97,15 +91,9 @@ class RankCount(NamedTuple):
 
 
 def rank_count(stated: int, implied: Implied, listed: Sequence[int] | None = None) -> RankCount:
-    """Compare what is known of one communicator's ranks.
+    """The number of one communicator's ranks that agrees with what is known of it.
 
-    Args:
-        stated: how many a file says there are; 0: it does not.
-        implied: what its figures allow.
-        listed: the numbers of those that it lists; None: it lists none.
-
-    Returns:
-        The number that agrees with all of it; the lines of a list may have been lost, so it gives the least number.
+    `stated` is 0 where a file does not state it. The lines of a list may have been lost: it gives the least number.
     """
     if not implied.is_possible:
         what = "busbw / algbw of its rows is that of no one number of ranks"
@@ -173,14 +161,7 @@ class RunRanks:
 
 
 def agreed(told: Mapping[str, int | None]) -> RankCount:
-    """The ranks of one call's communicator, of which a trace tells in several ways.
-
-    Args:
-        told: what says so -> the number that it says; None or 0: it says none.
-
-    Returns:
-        The number, if all say the same.
-    """
+    """The ranks of one call's communicator if all that tells them says the same; None or 0: it says none."""
     known = {what: n_ranks for what, n_ranks in told.items() if n_ranks}
     if len(set(known.values())) > 1:
         said = ", ".join(f"{n_ranks} by {what}" for what, n_ranks in known.items())

@@ -8,6 +8,7 @@ algorithm, protocol and datatype 255; memory_pressure NaN. Nothing is ever fille
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,24 +76,22 @@ def datatype_bytes(index: int) -> int | None:
     return DATATYPES[index][1] if 0 <= index < len(DATATYPES) else None
 
 
+def element_bytes(name: Any) -> int | None:
+    """Bytes of one element of the data type of that name; None if it is unknown, or no text."""
+    index = datatype_index(name) if isinstance(name, str) else None
+    return None if index is None else datatype_bytes(index)
+
+
+POINT_TO_POINT: Final = (Collective.send, Collective.recv, Collective.send_recv)
 _JOINING: Final = (Collective.all_gather, Collective.gather)
 _DIVIDING: Final = (Collective.reduce_scatter, Collective.scatter)
 
 
 def total_bytes(collective: Collective, in_bytes: int | None, out_bytes: int | None, n_ranks: int | None) -> int | None:
-    """NCCL's total message bytes from the two sides of one rank's call.
+    """NCCL's total message bytes from the two sides of one rank's call; None: unknown.
 
     Where ranks have shards, the total counts all of them: the larger side, or the smaller side times the ranks (a
     gather's or scatter's larger side exists on its root only).
-
-    Args:
-        collective: what was called.
-        in_bytes: bytes of the input; None: unknown.
-        out_bytes: bytes of the output; None: unknown.
-        n_ranks: ranks of the communicator; None: unknown.
-
-    Returns:
-        Bytes, at most MAX_BYTES; None where they do not follow.
     """
     if collective in (*_JOINING, *_DIVIDING):
         shard, whole = in_bytes, out_bytes
@@ -112,17 +111,9 @@ def sized_call(
     summary: Summary,
     file_name: str,
 ) -> tuple[int | None, int]:
-    """Bytes and ranks of one rank's call, from what a trace tells of its group and from its sides, compared.
+    """Total bytes and ranks of one rank's call, from all that tells its ranks and from the bytes of its two sides.
 
-    Args:
-        collective: what was called.
-        sides: bytes of its input and of its output; None: unknown.
-        told: what tells a number of ranks -> that number; None or 0: it tells none.
-        summary: is told of a contradiction.
-        file_name: the trace's.
-
-    Returns:
-        Total bytes as of `total_bytes`, and the ranks; 0: unknown, or told in contradictory ways.
+    The ranks are 0 if they are unknown, or told in contradictory ways, which the summary is told of.
     """
     small, large = sorted(side or 0 for side in sides)
     implied = large // small if collective in (*_JOINING, *_DIVIDING) and small and large % small == 0 else None
@@ -198,13 +189,7 @@ class Summary:
         _add(text, self.notes)
 
     def skip(self, reason: LeftOut, n_entries: int = 1, *examples: str) -> None:
-        """Count entries that cannot be used.
-
-        Args:
-            reason: why.
-            n_entries: how many; 0: they are counted elsewhere.
-            examples: the first such entries in words, of which MAX_EXAMPLES are kept per reason.
-        """
+        """Count entries that cannot be used (0: counted elsewhere), and keep the first examples per reason."""
         if n_entries:
             self.unusable[reason] += n_entries
         for example in examples:
@@ -243,36 +228,10 @@ def empty_block(n_rows: int) -> Block:
     return block
 
 
-class BlockBuilder:
-    """Gathers records one by one into blocks of at most BLOCK_ROWS."""
-
-    def __init__(self) -> None:
-        self._rows: list[Observation] = []
-
-    def add(self, observation: Observation) -> Block | None:
-        """Takes one record; a full block now and then."""
-        self._rows.append(observation)
-        return self.flush() if len(self._rows) >= BLOCK_ROWS else None
-
-    def flush(self) -> Block | None:
-        """What was gathered since the last block; None if nothing."""
-        if not self._rows:
-            return None
-        block = from_observations(self._rows)
-        self._rows = []
-        return block
-
-
 def blocks_of(observations: Iterator[Observation]) -> Iterator[Block]:
-    """Blocks from single records."""
-    builder = BlockBuilder()
-    for observation in observations:
-        block = builder.add(observation)
-        if block is not None:
-            yield block
-    last = builder.flush()
-    if last is not None:
-        yield last
+    """Blocks from single records, of at most BLOCK_ROWS."""
+    while rows := list(itertools.islice(observations, BLOCK_ROWS)):
+        yield from_observations(rows)
 
 
 def from_observations(observations: Sequence[Observation]) -> Block:
@@ -291,15 +250,10 @@ def from_observations(observations: Sequence[Observation]) -> Block:
         ("n_channels", 0), ("memory_pressure", math.nan), ("step", UNKNOWN_U4),
     ):  # fmt: skip
         block[name] = column(name, unknown)
-    block["datatype"] = [
-        UNKNOWN_U1 if one.datatype is None else _or_unknown(datatype_index(one.datatype)) for one in observations
-    ]
+    datatypes = {name: datatype_index(name or "") for name in {one.datatype for one in observations}}
+    block["datatype"] = [UNKNOWN_U1 if (at := datatypes[one.datatype]) is None else at for one in observations]
     block["flags"] = np.where(block["duration_us"] >= 0, FLAG_TIMED, 0)
     return block
-
-
-def _or_unknown(value: int | None) -> int:
-    return UNKNOWN_U1 if value is None else value
 
 
 def to_observations(block: Block) -> Iterator[Observation]:
@@ -341,16 +295,7 @@ class SequenceNumbers:
         return self.take(comm_id, collective, 1)
 
     def take(self, comm_id: int, collective: int, n_records: int) -> int:
-        """Take several numbers at once.
-
-        Args:
-            comm_id: the communicator.
-            collective: the collective.
-            n_records: how many to take.
-
-        Returns:
-            The first of them; the others follow.
-        """
+        """Take several numbers at once: the first of them, which the others follow."""
         first = self._next[comm_id, collective]
         self._next[comm_id, collective] = first + n_records
         return first

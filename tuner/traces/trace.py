@@ -16,7 +16,7 @@ from zerotune.store.counted import counted
 from zerotune.store.errors import TraceAccessError, TraceError, UserError
 from zerotune.store.records import Candidate, Collective, Observation
 from zerotune.store.trace_format import TRACE_SUFFIX
-from zerotune.tuner.traces.files import CHUNK_BYTES, opened, read_some
+from zerotune.tuner.traces.files import CHUNK_BYTES, opened
 from zerotune.tuner.traces.formats import Format, by_name, detect
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.measuring import Portion, UserFacts, measured, without_impossible
@@ -31,7 +31,7 @@ NO_USER_FACTS: Final = UserFacts()
 MEASURING_FORMATS: Final = frozenset({"nccl_tests", "nccl_tests_json", "tuner_csv", "measurements_csv", "summary_csv"})
 """Formats whose rows are measured settings, not the calls of a training job."""
 _RANK_BY_NAME: Final = frozenset(
-    {"flight_recorder", "flight_recorder_pickle", "param_comms", "execution_trace", "chakra"}
+    {"flight_recorder", "flight_recorder_pickle", "execution_trace", "chakra"}
 )
 """Formats that may tell the rank in the file's name alone: equal files are two ranks' there."""
 
@@ -223,16 +223,9 @@ class Trace:
         n_nodes: int | None = None,
         n_ranks: int | None = None,
     ) -> Iterator[Block]:
-        """The rows of `portions`, without their jobs and fabrics.
+        """The rows of `portions` without their jobs and fabrics: MEASUREMENT, shape (n,), n at most 64 Ki.
 
-        Args:
-            setting: what ran, where the files do not say it; None: nothing is said.
-            is_default: whether NCCL chose by itself, where the files do not say it.
-            n_nodes: nodes, where the files do not say it, or count it wrongly.
-            n_ranks: ranks, likewise.
-
-        Yields:
-            MEASUREMENT of zerotune.store.sqlite.rows.measurements, shape (n,), n at most 64 Ki.
+        The arguments are the fields of `UserFacts`.
 
         Raises:
             TraceError: as `blocks`.
@@ -243,15 +236,9 @@ class Trace:
 
 
 def read_trace(path: str | Path, format_name: str | None = None, *, collective: Collective | None = None) -> Trace:
-    """The trace at `path`; its records are read later, and what is wrong inside the files is raised then.
+    """The trace in a file, or in a folder with one file per rank; its records are read, and may be refused, later.
 
-    Args:
-        path: a file, or a folder with one file per rank, all of one format.
-        format_name: read it as this format; None: found out from each file's beginning.
-        collective: what was run, for files that do not say it.
-
-    Returns:
-        The trace.
+    `collective` is what was run, for files that do not say it.
 
     Raises:
         TraceError: nothing is there, the format is unknown, or files of several formats lie together.
@@ -301,7 +288,7 @@ def _digest(path: Path) -> bytes:
     digest = hashlib.blake2b()
     try:
         with opened(path) as file:
-            while piece := read_some(file, CHUNK_BYTES):
+            while piece := file.read(CHUNK_BYTES):
                 digest.update(piece)
     except TraceError:
         return str(path).encode()  # damaged: reading it says so

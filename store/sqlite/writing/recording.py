@@ -154,15 +154,6 @@ class Recording:
             is_essential=True,
         )
 
-    def delete_model(self, name: str, fabric_id: str) -> None:
-        """Queue the deletion of a model, if there is one of that name for that fabric."""
-        self._put(
-            lambda connection: connection.execute(
-                "DELETE FROM models WHERE name = ? AND fabric_id = ?", (name, fabric_id)
-            ),
-            is_essential=True,
-        )
-
     def rename_model(self, name: str, fabric_id: str, new_name: str) -> None:
         """Queue the renaming of a model; its cells stay as they are, even damaged ones.
 

@@ -49,7 +49,7 @@ def _is_outage(error: Exception) -> bool:
 
 
 class Writer:
-    """Runs operations in order on its own thread, as many per transaction as have gathered.
+    """Owns thread `zerotune-store-writer`: runs operations in order, as many per transaction as have gathered.
 
     `connection` must be in autocommit mode and is used by this thread alone. `on_rollback` forgets
     whatever operations remember of a transaction that was undone. `begin_anew` is called with the error that shows

@@ -15,9 +15,9 @@ from import_runs import command, stored, table
 from zerotune.store.errors import TraceError
 from zerotune.store.trace_format import RecordBlock, TraceHeader, pack_member
 from zerotune.store.wire import OBSERVATION_FIELDS
-from zerotune.tuner.traces import read_trace
+from zerotune.tuner.traces import files, read_trace
+from zerotune.tuner.traces.files import FREE_BYTES, MAX_RATIO
 from zerotune.tuner.traces.own.reader import read_own
-from zerotune.tuner.traces.unpacking import FREE_BYTES, MAX_RATIO, MAX_UNPACKED_BYTES, UnpackedSize
 
 BOMB_BYTES = 64 << 20
 FORMATS = {name.removesuffix("_old").removesuffix("_torn") for name in {**samples.WRITTEN, **samples.REAL}}
@@ -88,10 +88,12 @@ def test_a_block_without_records(tmp_path: Path):
     assert len(read_own(path).records) == 0
 
 
-def test_the_largest_file():
-    size = UnpackedSize(Path("x"))
-    with pytest.raises(TraceError, match=f"{MAX_UNPACKED_BYTES >> 30} GiB"):
-        size.add(MAX_UNPACKED_BYTES, MAX_UNPACKED_BYTES + 1)
+def test_the_largest_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1 << 20)
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(gzip.compress(samples.INSPECTOR.encode() * 1000))
+    with pytest.raises(TraceError, match="unpacks to more than"):
+        list(read_trace(path).blocks())
 
 
 def test_many_small_members_take_time_in_proportion(tmp_path: Path):

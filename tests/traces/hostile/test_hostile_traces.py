@@ -62,7 +62,7 @@ def test_any_truncation_is_an_error_or_a_valid_beginning(name: str, tmp_path: Pa
     if name not in ("nccl_tests", "nccl_tests_torn"):  # a cut table row may end in a shorter number
         # Facts at the end of a file (groups, launches) may be missing, and then fewer records are usable.
         unknown_ranks = {(collective, size, 0) for collective, size, _ in expected}
-        assert set(found) <= expected | unknown_ranks | ({*found} if name.startswith("param_comms") else set())
+        assert set(found) <= expected | unknown_ranks
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -127,7 +127,7 @@ def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
         list(by_name("inspector").read(path, Summary()))
 
 
-@pytest.mark.parametrize("name", ["flight_recorder", "nccl_tests_json", "param_comms", "kineto"])
+@pytest.mark.parametrize("name", ["flight_recorder", "nccl_tests_json", "kineto"])
 def test_documents_one_after_the_other_are_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "trace_rank_1"
     path.write_bytes(contents(name) + b"\n \n")

@@ -23,14 +23,8 @@ MAX_FILE_BYTES: Final = 1 << 20
 def _decoder(fields: Fields, *, biased: bool = False, beside: int = 0, **more: Any) -> ModelShape:
     """Most of the older ones.
 
-    Args:
-        fields: of the file.
-        biased: each matrix of a block has a bias, and each half a norm with one.
-        beside: further parameters outside of blocks, of a biased one.
-        more: what the shape has else.
-
-    Returns:
-        The shape.
+    If it is `biased`, each matrix of a block has a bias, and each half a norm with one; `beside` are further parameters
+    outside of blocks.
     """
     width, heads = fields.number("width", least=1), fields.number("heads", least=1)
     if width % heads and fields.raw.get("head_dim") is None:

@@ -43,11 +43,7 @@ _SHOWN: Final = 80
 
 
 def check_kinds(where: str, raw: Mapping[str, Any]) -> None:
-    """Check the fields of a configuration and of its parts.
-
-    Args:
-        where: names the configuration in messages.
-        raw: its fields.
+    """Check the fields of a configuration and of its parts; `where` names it in messages.
 
     Raises:
         UserError: a field has a value of another kind, or `null` where no class has it.

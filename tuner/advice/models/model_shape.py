@@ -222,14 +222,6 @@ def from_dimensions(
 def from_parameters(n_parameters: float, n_context: int | None = None, vocabulary: int | None = None) -> ModelShape:
     """A GPT of so many parameters, of the usual proportions; only the number is taken to be known.
 
-    Args:
-        n_parameters: of the whole model.
-        n_context: tokens of a sequence; None: 2048.
-        vocabulary: None: GPT-2's.
-
-    Returns:
-        The shape.
-
     Raises:
         UserError: it is smaller than one block of the least width.
     """

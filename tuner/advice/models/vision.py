@@ -15,15 +15,9 @@ OUTSIDE: Final = ("downsample_ratio", "spatial_merge_size")
 
 
 def vision_parameters(told: Fields, kind: str, width: int) -> int:
-    """Of an image encoder of equal blocks.
+    """Of an image encoder of equal blocks beside a decoder of that `width`, biases left out.
 
-    Args:
-        told: its part of the configuration.
-        kind: the whole model's `model_type`.
-        width: of the decoder.
-
-    Returns:
-        Parameters, biases left out.
+    `told` is its part of the configuration, `kind` the whole model's `model_type`.
 
     Raises:
         UserError: a size is no number.

@@ -6,11 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from zerotune.tuner.advice.configuration import Software
-from zerotune.tuner.advice.constants import Constants
-from zerotune.tuner.advice.hardware.gpus import Gpu
-from zerotune.tuner.advice.models.model_shape import ModelShape
 from zerotune.tuner.advice.prediction.memory import kept_bytes_per_token
+from zerotune.tuner.advice.problem import Problem
 
 
 class BlockTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,32 +31,20 @@ def nearest_share(shares: Mapping[int, float], capability: int) -> int:
     return max((known for known in shares if known <= capability), default=min(shares))
 
 
-def matmul_share(constants: Constants, capability: int) -> float:
-    """What large multiplications reach on that generation."""
-    return constants.matmul_shares[nearest_share(constants.matmul_shares, capability)]
+def _multiplying_rate(problem: Problem) -> float:
+    """Operations per second of large multiplications."""
+    gpu, shares = problem.cluster.gpu, problem.constants.matmul_shares
+    return 1e12 * gpu.peak(problem.software.precision) * shares[nearest_share(shares, gpu.capability)]
 
 
-def block_forward(
-    shape: ModelShape, n_tokens: float, n_model_parallel: int, gpu: Gpu, software: Software, constants: Constants
-) -> BlockTime:
-    """Forward through one block.
+def block_forward(problem: Problem, n_tokens: float, split: int) -> BlockTime:
+    """Forward through one block of `n_tokens`, one of `split` ranks' share of it.
 
     A multiplication of (m, k) with (k, n) reaches the generation's share of the peak, less what tiles at the edges
     waste: each width w counts as w / (w + `half_width`). Memory moves `traffic` times what a block keeps.
-
-    Args:
-        shape: of the model.
-        n_tokens: of one micro-batch.
-        n_model_parallel: ranks that split the block.
-        gpu: where.
-        software: precision, fused attention, compiler.
-        constants: what datasheets do not tell.
-
-    Returns:
-        Seconds by kind.
     """
-    rate = 1e12 * gpu.peak(software.precision) * matmul_share(constants, gpu.capability)
-    split = n_model_parallel
+    shape, gpu, software, constants = problem.shape, problem.cluster.gpu, problem.software, problem.constants
+    rate = _multiplying_rate(problem)
 
     def seconds(inner: float, outer: float, count: float = 1.0) -> float:
         waste = 1.0
@@ -94,38 +79,16 @@ def block_forward(
     )
 
 
-def loss_s(
-    shape: ModelShape, n_tokens: float, n_model_parallel: int, gpu: Gpu, software: Software, constants: Constants
-) -> tuple[float, float]:
-    """Head and loss for one micro-batch.
-
-    Args:
-        shape: of the model.
-        n_tokens: of one micro-batch.
-        n_model_parallel: ranks that split the vocabulary.
-        gpu: where.
-        software: precision.
-        constants: what datasheets do not tell.
-
-    Returns:
-        Seconds forward, and backward.
-    """
-    rate = 1e12 * gpu.peak(software.precision) * matmul_share(constants, gpu.capability)
-    words = shape.vocabulary / n_model_parallel
-    multiplying = 2 * n_tokens * shape.words_width * words * (1 + constants.half_width / n_tokens) / rate
-    moved_s = n_tokens * words * constants.logit_bytes / (1e9 * gpu.memory_gbs)
+def loss_s(problem: Problem, n_tokens: float, split: int) -> tuple[float, float]:
+    """Head and loss for one micro-batch, of which `split` ranks share the vocabulary: forward, and backward."""
+    shape, constants = problem.shape, problem.constants
+    words = shape.vocabulary / split
+    waste = 1 + constants.half_width / n_tokens
+    multiplying = 2 * n_tokens * shape.words_width * words * waste / _multiplying_rate(problem)
+    moved_s = n_tokens * words * constants.logit_bytes / (1e9 * problem.cluster.gpu.memory_gbs)
     return multiplying + moved_s, 2 * multiplying + moved_s
 
 
-def optimizer_s(n_parameters: float, gpu: Gpu, constants: Constants) -> float:
-    """An optimizer step, bound by memory.
-
-    Args:
-        n_parameters: whose states the rank has.
-        gpu: where.
-        constants: bytes that move per parameter.
-
-    Returns:
-        Seconds.
-    """
-    return n_parameters * constants.optimizer_bytes / (1e9 * gpu.memory_gbs)
+def optimizer_s(problem: Problem, n_parameters: float) -> float:
+    """An optimizer step on the states of so many parameters, bound by memory."""
+    return n_parameters * problem.constants.optimizer_bytes / (1e9 * problem.cluster.gpu.memory_gbs)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
-from zerotune.tuner.advice.constants import Constants
 from zerotune.tuner.advice.models.model_shape import ModelShape
+from zerotune.tuner.advice.problem import Problem, ZeroConfiguration
 from zerotune.tuner.advice.zero_formulas import PARAMETER_BYTES, model_states
 
 
@@ -36,16 +35,7 @@ def kept_bytes_per_token(shape: ModelShape, n_model_parallel: int, *, flash: boo
 
     Korthikanti et al. 2022, arXiv:2205.05198, equation 2 (34 s b h + 5 a s² b, divided by tensor parallelism but for
     10 s b h), by matrix: so also for gated feed-forwards and shared key-value heads. Its 2 s b h of dropout masks are
-    counted. Without fused attention the a s² terms are there: scores, softmax's output and its dropout.
-
-    Args:
-        shape: of the model.
-        n_model_parallel: ranks that split the block.
-        flash: attention is fused.
-        element_bytes: of an activation.
-
-    Returns:
-        Bytes on one rank.
+    counted. Without fused attention (`flash`) the a s² terms are there: scores, softmax's output and its dropout.
     """
     scale = element_bytes / 2
     attention = 2 * shape.n_attentions * (2 * shape.query_width + 2 * shape.kv_width)
@@ -56,28 +46,12 @@ def kept_bytes_per_token(shape: ModelShape, n_model_parallel: int, *, flash: boo
     return scale * (whole + (split + scores) / n_model_parallel)
 
 
-def memory_parts(
-    shape: ModelShape,
-    configuration: ZeroConfiguration,
-    n_data_parallel: int,
-    software: Software,
-    constants: Constants,
-) -> MemoryParts:
-    """Bytes on one rank at the peak, which is in backward.
-
-    Args:
-        shape: of the model.
-        configuration: how it is trained.
-        n_data_parallel: ranks, or model-parallel groups, with data of their own.
-        software: precision, optimizer, fused attention.
-        constants: what no formula tells.
-
-    Returns:
-        The parts.
-    """
+def memory_of(problem: Problem, configuration: ZeroConfiguration) -> MemoryParts:
+    """Bytes on one rank at a step's peak, which is in backward."""
+    shape, software, constants = problem.shape, problem.software, problem.constants
     split = configuration.n_model_parallel
     element = PARAMETER_BYTES[software.precision]
-    n_shards = configuration.shard_ranks or n_data_parallel
+    n_shards = configuration.shard_ranks or problem.n_groups(configuration)
     states = model_states(
         shape.n_parameters,
         configuration.stage,
@@ -120,39 +94,24 @@ def memory_parts(
     )
 
 
-def largest_batch(
-    shape: ModelShape,
-    configuration: ZeroConfiguration,
-    n_data_parallel: int,
-    memory_bytes: float,
-    software: Software,
-    constants: Constants,
-) -> int:
-    """The most sequences per micro-batch that fit.
+def memory_share(problem: Problem, configuration: ZeroConfiguration) -> float:
+    """Of what a GPU can give, at a step's peak; above 1 it does not fit."""
+    usable_bytes = problem.cluster.gpu.memory_bytes * problem.constants.fillable_memory
+    return memory_of(problem, configuration).total_bytes / usable_bytes
 
-    Args:
-        shape: of the model.
-        configuration: how it is trained; its micro-batch is not used.
-        n_data_parallel: ranks with data of their own.
-        memory_bytes: of one GPU.
-        software: precision, optimizer, fused attention.
-        constants: what no formula tells.
 
-    Returns:
-        Sequences; 0: not one fits.
-    """
+def batch_that_fits(problem: Problem, configuration: ZeroConfiguration) -> int:
+    """The most sequences per micro-batch; 0: none. The configuration's own micro-batch is not used."""
+    limit = problem.cluster.gpu.memory_bytes * problem.constants.fillable_memory
 
-    def total(batch: int) -> float:
+    def fits(batch: int) -> bool:
         tried = msgspec.structs.replace(configuration, micro_batch=batch)
-        return memory_parts(shape, tried, n_data_parallel, software, constants).total_bytes
+        return memory_of(problem, tried).total_bytes <= limit
 
-    limit = memory_bytes * constants.fillable_memory
-    if total(1) > limit:
-        return 0
-    low, high = 1, 2
-    while high <= 1 << 20 and total(high) <= limit:
+    low, high = 0, 1
+    while high <= 1 << 20 and fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if total(middle) <= limit else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low

@@ -9,12 +9,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from zerotune.store.records import Collective, CommunicatorClass
-from zerotune.tuner.advice.configuration import ZeroConfiguration
-from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.hardware.clusters import Cluster
 from zerotune.tuner.advice.prediction.compute import BlockTime, block_forward, loss_s, optimizer_s
-from zerotune.tuner.advice.prediction.timeline import BlockSteps, Span, Timeline, micro_batch, reduce
-from zerotune.tuner.advice.problem import Problem
-from zerotune.tuner.advice.ranges import Range
+from zerotune.tuner.advice.prediction.micro_batches import KINDS, STREAMS, Part, Pieces, micro_batch
+from zerotune.tuner.advice.prediction.timeline import OpKind, Span, Timeline
+from zerotune.tuner.advice.problem import Problem, Range, ZeroConfiguration
 from zerotune.tuner.advice.zero_formulas import PARAMETER_BYTES
 
 _PLAYED: Final = 3
@@ -84,24 +83,32 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster is larger than its description, or its GPUs are of a generation that no constant was fitted to."""
 
 
-class _Pieces(NamedTuple):
-    block: BlockSteps
+class _Modelled(NamedTuple):
+    """What a step is made of, and what its parts in `StepParts` come from."""
+
+    pieces: Pieces
     forward: BlockTime
     recomputed: float
     tensor_parallel_s: float
     offload_s: float
-    outer_gather_s: float
-    outer_reduce_s: tuple[float, float]
-    loss: tuple[float, float]
-    optimizer_s: float
-    post_gather_s: float
+
+
+class PlayedSpan(NamedTuple):
+    """Something at work; seconds from the step's begin."""
+
+    stream: str
+    """`compute`, `network` (gathers and reductions), or `replicas` (hybrid sharding's all-reduces, on other links)."""
+    kind: str
+    """`forward`, `backward`, `gather`, `reduce`, `optimizer`."""
+    begin_s: float
+    end_s: float
 
 
 def estimate(problem: Problem, configuration: ZeroConfiguration) -> StepEstimate:
     """One step; its ranges come of repeating it with computation and network slower and faster by their spreads."""
     shape, cluster = problem.shape, problem.cluster
     compute, network = _factors(problem)
-    parts, network_s = _play(problem, configuration, compute, network)[:2]
+    parts, network_s = _play(problem, configuration, compute, network)
     compute_spread, network_spread = map(math.exp, spreads(problem))
     low, high = (
         _play(problem, configuration, c, n)[0].total_s
@@ -151,77 +158,82 @@ def step_parts(problem: Problem, configuration: ZeroConfiguration) -> StepParts:
     return _play(problem, configuration, *_factors(problem))[0]
 
 
-def spans(problem: Problem, configuration: ZeroConfiguration) -> list[Span]:
+def spans(problem: Problem, configuration: ZeroConfiguration) -> list[PlayedSpan]:
     """What `estimate` played, for a picture; of many micro-batches three."""
-    return _play(problem, configuration, *_factors(problem))[2].spans
+    modelled = _modelled(problem, configuration, *_factors(problem))
+    timeline, found = Timeline(), []
+    for program, durations_us, kinds in _micro_batches(problem, configuration, modelled.pieces):
+        played: list[Span] = []
+        timeline.step(program, durations_us, spans=played)
+        for (kind, at, _), begin_us, end_us in played:
+            if kind is not OpKind.wait:
+                computes = kind is OpKind.compute
+                stream = "compute" if computes else STREAMS[program.calls[at].stream]
+                found.append(PlayedSpan(stream, KINDS[at] if computes else kinds[at], begin_us / 1e6, end_us / 1e6))
+    return found
 
 
 def _factors(problem: Problem) -> tuple[float, float]:
     return problem.measured.compute_factor or 1.0, problem.measured.network_factor or 1.0
 
 
+def _micro_batches(problem: Problem, configuration: ZeroConfiguration, pieces: Pieces) -> list[Part]:
+    """The micro-batches to play: of many, all but the first and the last are alike, and one of them is played."""
+    played = min(configuration.accumulation, _PLAYED)
+    overlaps = configuration.overlaps_post_step_gather and pieces.post_gather_s > 0
+    return [
+        micro_batch(
+            pieces,
+            configuration.prefetch,
+            problem.cluster.network.skew_us / 1e6,
+            overlaps=overlaps and index == 0,
+            # Stages 0 and 1 keep whole gradients until the last micro-batch; stages 2 and 3 have no room for them.
+            reduces=index == played - 1 or configuration.stage >= 2,
+            optimizer_s=pieces.optimizer_s if index == played - 1 else None,
+            post_gather_s=0.0 if overlaps else pieces.post_gather_s,
+        )
+        for index in range(played)
+    ]
+
+
 def _play(
     problem: Problem, configuration: ZeroConfiguration, compute: float, network: float
-) -> tuple[StepParts, float, Timeline]:
-    shape, pieces = problem.shape, _pieces(problem, configuration, compute, network)
-    line = Timeline(problem.cluster.network.skew_us / 1e6)
-    ready: list[float] = []
-    if configuration.overlaps_post_step_gather and pieces.post_gather_s:
-        share = pieces.post_gather_s / shape.n_layers
-        ready = [line.run("network", "gather", share)[1] for _ in range(shape.n_layers)]
-    # Of many micro-batches all but the first and the last are alike: one of them is played, and counted.
-    played, marks = min(configuration.accumulation, _PLAYED), []
-    for index in range(played):
-        last = index == played - 1
-        # Stages 0 and 1 keep whole gradients until the last micro-batch; stages 2 and 3 have no room for them.
-        reduces, nothing = last or configuration.stage >= 2, (0.0,) * shape.n_layers
-        micro_batch(
-            line,
-            pieces.block if reduces else pieces.block._replace(reduce_s=nothing, replicate_s=nothing),
-            shape.n_layers,
-            configuration.prefetch,
-            pieces.outer_gather_s,
-            pieces.loss,
-            ready if index == 0 else (),
-        )
-        if reduces:
-            reduce(line, *pieces.outer_reduce_s, line.free_s["compute"])
-        marks.append((line.free_s["compute"], line.busy_s["compute"], sum(line.busy_s.values())))
-    line.run("compute", "optimizer", pieces.optimizer_s, line.end_s)
-    if not configuration.overlaps_post_step_gather and pieces.post_gather_s:
-        line.run("network", "gather", pieces.post_gather_s, line.free_s["compute"])
-    n = configuration.accumulation
-    alike = [late - early for early, late in zip(*marks[:2], strict=True)] if n > played else [0.0] * 3
-    total, computing, busy = (
-        value + (n - played) * one
-        for value, one in zip((line.end_s, line.busy_s["compute"], sum(line.busy_s.values())), alike, strict=True)
-    )
-    exposed, network_s = total - computing, busy - computing
-    blocks = n * shape.n_layers
-    forward = pieces.forward
+) -> tuple[StepParts, float]:
+    """A step's parts, and the seconds of its collectives."""
+    pieces, forward, recomputed, tensor_parallel_s, offload_s = _modelled(problem, configuration, compute, network)
+    timeline, exposed_us, network_us = Timeline(), 0.0, 0.0
+    marks = []
+    for program, durations_us, _ in _micro_batches(problem, configuration, pieces):
+        exposed_us += timeline.step(program, durations_us).exposed_us
+        network_us += sum(durations_us)
+        marks.append((exposed_us, network_us))
+    n, played = configuration.accumulation, len(marks)
+    alike = [late - early for early, late in zip(*marks[:2], strict=True)] if n > played else [0.0] * 2
+    exposed_s, network_s = ((value + (n - played) * one) / 1e6 for value, one in zip(marks[-1], alike, strict=True))
+    blocks = n * problem.shape.n_layers
     parts = StepParts(
         multiplying_s=3 * blocks * forward.multiplying_s,
         attention_s=3 * blocks * forward.attention_s,
-        traffic_s=3 * blocks * forward.traffic_s + n * sum(pieces.loss),
-        recomputing_s=pieces.recomputed * blocks * forward.total_s,
-        tensor_parallel_s=blocks * pieces.tensor_parallel_s,
-        exposed_s=exposed,
-        contention_s=problem.constants.contention * max(0.0, network_s - exposed),
-        offload_s=blocks * pieces.offload_s,
+        traffic_s=3 * blocks * forward.traffic_s + n * sum(pieces.loss_s),
+        recomputing_s=recomputed * blocks * forward.total_s,
+        tensor_parallel_s=blocks * tensor_parallel_s,
+        exposed_s=exposed_s,
+        contention_s=problem.constants.contention * max(0.0, network_s - exposed_s),
+        offload_s=blocks * offload_s,
         optimizer_s=pieces.optimizer_s,
         waiting_s=3 * blocks * forward.waiting_s,
     )
-    return parts, network_s, line
+    return parts, network_s
 
 
-def _pieces(problem: Problem, configuration: ZeroConfiguration, compute: float, network: float) -> _Pieces:
-    shape, cluster, software, constants = problem.shape, problem.cluster, problem.software, problem.constants
+def _modelled(problem: Problem, configuration: ZeroConfiguration, compute: float, network: float) -> _Modelled:
+    shape, cluster = problem.shape, problem.cluster
     split, stage = configuration.n_model_parallel, configuration.stage
     tokens = configuration.micro_batch * shape.n_context
-    element = PARAMETER_BYTES[software.precision]
-    modelled = block_forward(shape, tokens, split, cluster.gpu, software, constants)
+    element = PARAMETER_BYTES[problem.software.precision]
+    modelled = block_forward(problem, tokens, split)
     forward = BlockTime(**{name: compute * getattr(modelled, name) for name in modelled.__struct_fields__})
-    loss = tuple(compute * part for part in loss_s(shape, tokens, split, cluster.gpu, software, constants))
+    loss = tuple(compute * part for part in loss_s(problem, tokens, split))
     recomputed = {"none": 0.0, "half": 0.5, "full": 1.0}[configuration.recompute]
     input_bytes = tokens * shape.width * element
 
@@ -241,23 +253,18 @@ def _pieces(problem: Problem, configuration: ZeroConfiguration, compute: float, 
     data = _DataParallel(configuration, cluster, element, time_s)
     own_block, own_outer = shape.block_parameters / split, shape.outer_parameters / split
     n_parameters = own_block * shape.n_layers + own_outer
-    return _Pieces(
-        block=BlockSteps(
-            forward_s + offload[0],
-            backward_s + offload[1],
-            data.gather_s(own_block) if stage == 3 else 0.0,
-            *data.reductions(own_block, shape.n_layers),
-        ),
-        forward=forward,
-        recomputed=recomputed,
-        tensor_parallel_s=forward_parallel + backward_parallel,
-        offload_s=sum(offload),
+    pieces = Pieces(
+        forward_s=forward_s + offload[0],
+        backward_s=backward_s + offload[1],
+        gather_s=data.gather_s(own_block) if stage == 3 else 0.0,
+        reduce_s=data.reductions(own_block, shape.n_layers),
         outer_gather_s=data.gather_s(own_outer) if stage == 3 else 0.0,
         outer_reduce_s=data.reduce_s(own_outer * element),
-        loss=(loss[0], loss[1]),
-        optimizer_s=compute * optimizer_s(n_parameters / (data.n_shards if stage else 1), cluster.gpu, constants),
+        loss_s=(loss[0], loss[1]),
+        optimizer_s=compute * optimizer_s(problem, n_parameters / (data.n_shards if stage else 1)),
         post_gather_s=data.gather_s(n_parameters) if stage in (1, 2) else 0.0,
     )
+    return _Modelled(pieces, forward, recomputed, forward_parallel + backward_parallel, sum(offload))
 
 
 class _DataParallel:
@@ -289,7 +296,7 @@ class _DataParallel:
         among = self.time_s(Collective.all_reduce, size / self.n_shards, self.replicating)
         return self._in_buckets(Collective.reduce_scatter, size), among
 
-    def reductions(self, block_parameters: float, n_blocks: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def reductions(self, block_parameters: float, n_blocks: int) -> tuple[tuple[float, float], ...]:
         """After which block's backward how much leaves: full buckets, and the rest after the last.
 
         Stage 3 reduces each block by itself: its whole gradients are freed with its parameters.
@@ -302,7 +309,7 @@ class _DataParallel:
             full = self.stage == 3 or waiting >= cap or index == n_blocks - 1
             leaving.append(self.reduce_s(waiting) if full else (0.0, 0.0))
             waiting = 0.0 if full else waiting
-        return tuple(first for first, _ in leaving), tuple(second for _, second in leaving)
+        return tuple(leaving)
 
     def _in_buckets(self, collective: Collective, size: float) -> float:
         cap = self.bucket_bytes or size

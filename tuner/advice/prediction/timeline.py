@@ -1,132 +1,221 @@
-"""Streams of one rank: computation, its shards' network, its replicas'; what waits for what in a training step."""
+"""The one simulator of a training step: computation beside streams of collectives, for `replay`, `advise` and reports.
+
+A program is a list of operations in the order in which a rank carries them out: compute for so long, issue a
+collective, wait for one. A collective starts when it has been issued and its stream is free; a wait holds computation
+up until the collective's end, and what it holds up is *exposed* communication. While collectives run they hold
+channels, which take processors from computation. A program may be repeated, so a wait may stand before its own issue:
+then it is for the step before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Generic, NamedTuple, TypeVar
 
-STREAMS: Final = ("compute", "network", "replicas")
+Slowdown = Callable[[int], float]
+
+
+class OpKind(IntEnum):
+    """What an operation does."""
+
+    compute = 0
+    issue = 1
+    wait = 2
+
+
+class Op(NamedTuple):
+    """One operation: an issue or wait has `at`, the collective's number in the step; computation has `us`, its time."""
+
+    kind: OpKind
+    at: int = -1
+    us: float = 0.0
+
+
+@dataclass(frozen=True)
+class StreamCall:
+    """One collective of the step, as its stream sees it."""
+
+    stream: int
+    logged_us: float
+    """How long it takes, unless durations are given."""
+    logged_channels: int = 0
+    """Channels it holds, unless channels are given; 0 = unknown."""
+    launch_us: float = 0.0
+    """Time from the end of its predecessor on the stream to its own start, where it had been queued."""
+    skew_us: float = 0.0
+    """Time from its issue to its start, where the stream is free: the last rank arrives later."""
+    after: int = -1
+    """Number of a collective on another stream that must have ended; -1: none."""
+
+
+Call = TypeVar("Call", bound=StreamCall)
+
+
+@dataclass(frozen=True)
+class Program(Generic[Call]):
+    """A step: its collectives, and the order of everything."""
+
+    calls: tuple[Call, ...]
+    ops: tuple[Op, ...]
+    slowdown: Slowdown | None = None
+    """Factor >= 1 on computation, by the number of channels that are held; None: not known, taken as 1."""
+
+    @property
+    def compute_us(self) -> float:
+        """Computation in one step, undisturbed."""
+        return sum(op.us for op in self.ops if op.kind is OpKind.compute)
+
+    @property
+    def communication_us(self) -> float:
+        """Sum of the collectives' durations."""
+        return sum(call.logged_us for call in self.calls)
+
+
+class StepRun(NamedTuple):
+    """One repetition of a program."""
+
+    end_us: float
+    exposed_us: float
+    starts_us: tuple[float, ...]
+    """Start of each collective."""
+
+
+class StepTime(NamedTuple):
+    """A step in the steady state."""
+
+    step_us: float
+    exposed_us: float
 
 
 class Span(NamedTuple):
-    """Something at work; seconds from the step's begin."""
+    """What an operation took: computation, a collective on its stream, or the part of a wait that held it up."""
 
-    stream: str
-    """`compute`, `network` (gathers and reductions), or `replicas` (hybrid sharding's all-reduces, on other links)."""
-    kind: str
-    """`forward`, `backward`, `gather`, `reduce`, `optimizer`."""
-    begin_s: float
-    end_s: float
+    op: Op
+    begin_us: float
+    end_us: float
 
 
 class Timeline:
-    """Spans in the order in which they were queued; a stream runs one at a time."""
+    """A rank's computation, its streams, and who holds channels beside the computation."""
 
-    def __init__(self, skew_s: float = 0.0) -> None:
-        self.skew_s = skew_s
-        """From a rank's asking until a collective begins."""
-        self.spans: list[Span] = []
-        self.free_s = dict.fromkeys(STREAMS, 0.0)
-        self.busy_s = dict.fromkeys(STREAMS, 0.0)
+    def __init__(self) -> None:
+        self._free_us: dict[int, float] = {}
+        self._ends_us: list[float] = []
+        self._holds: list[tuple[float, float, int]] = []
+        self._now_us = 0.0
 
-    def run(self, stream: str, kind: str, seconds: float, not_before_s: float = 0.0) -> tuple[float, float]:
-        """Queue something.
+    def step(
+        self,
+        program: Program[Call],
+        durations_us: Sequence[float] | None = None,
+        channels: Sequence[int] | None = None,
+        spans: list[Span] | None = None,
+        compute: Callable[[float, Slowdown], None] | None = None,
+    ) -> StepRun:
+        """Play a program once, from where the one before ended.
 
         Args:
-            stream: one of STREAMS.
-            kind: as in `Span`.
-            seconds: that it takes.
-            not_before_s: what it waits for.
+            program: the step; of one that differs from the one before, no wait may stand before its issue.
+            durations_us: of its collectives, shape (n_calls,); None: as logged.
+            channels: that each collective holds, shape (n_calls,); None: as logged.
+            spans: what everything took is appended to it.
+            compute: moves the clock by computation that holds are to slow down; None: by `_work`.
 
         Returns:
-            When it begins and ends.
+            When it ended, since the first step began.
         """
-        begin = max(self.free_s[stream], not_before_s)
-        end = begin + seconds
-        self.free_s[stream] = end
-        self.busy_s[stream] += seconds
-        if seconds > 0:
-            self.spans.append(Span(stream, kind, begin, end))
-        return begin, end
+        calls, slowdown, free_us = program.calls, program.slowdown, self._free_us
+        if len(self._ends_us) != len(calls):
+            self._ends_us = [0.0] * len(calls)
+        compute, ends_us, starts_us = compute or self._work, self._ends_us, [0.0] * len(calls)
+        is_compute, is_issue = OpKind.compute, OpKind.issue  # names of the inner loop
+        now_us, exposed_us = self._now_us, 0.0
+        for op in program.ops:
+            kind, at, compute_us = op
+            begin_us = now_us
+            if kind is is_compute:
+                if slowdown is None:
+                    now_us += compute_us
+                else:
+                    self._now_us = now_us
+                    compute(compute_us, slowdown)
+                    now_us = self._now_us
+            elif kind is is_issue:
+                call = calls[at]
+                begin_us = max(begin_us + call.skew_us, free_us.get(call.stream, 0.0) + call.launch_us)
+                if call.after >= 0:
+                    begin_us = max(begin_us, ends_us[call.after])
+                end_us = begin_us + (call.logged_us if durations_us is None else durations_us[at])
+                starts_us[at], ends_us[at], free_us[call.stream] = begin_us, end_us, end_us
+                if slowdown is not None and (held := call.logged_channels if channels is None else channels[at]):
+                    self._holds.append((begin_us, end_us, held))
+                if spans is not None:
+                    spans.append(Span(op, begin_us, end_us))
+                continue
+            elif ends_us[at] > now_us:
+                exposed_us += ends_us[at] - now_us
+                now_us = ends_us[at]
+            if spans is not None and now_us > begin_us:
+                spans.append(Span(op, begin_us, now_us))
+        self._now_us = now_us
+        return StepRun(now_us, exposed_us, tuple(starts_us))
 
-    @property
-    def end_s(self) -> float:
-        """When all is done."""
-        return max(self.free_s.values())
+    def _work(self, work_us: float, slowdown: Slowdown) -> None:
+        """Compute what takes `work_us` undisturbed."""
+        while work_us > 1e-9:
+            factor, until_us = self._factor(slowdown)
+            done_us = min((until_us - self._now_us) / factor, work_us)
+            work_us -= done_us
+            self._now_us += done_us * factor
 
+    def elapse(self, elapsed_us: float, slowdown: Slowdown) -> float:
+        """Compute for `elapsed_us`; returns the time that this would have taken undisturbed (us)."""
+        work_us = 0.0
+        while elapsed_us > 1e-9:
+            factor, until_us = self._factor(slowdown)
+            passed_us = min(until_us - self._now_us, elapsed_us)
+            work_us += passed_us / factor
+            elapsed_us -= passed_us
+            self._now_us += passed_us
+        return work_us
 
-class BlockSteps(NamedTuple):
-    """Seconds of one block in one micro-batch."""
-
-    forward_s: float
-    backward_s: float
-    gather_s: float
-    """0: parameters are whole."""
-    reduce_s: tuple[float, ...]
-    """What leaves for the network after the backward of each block, last block first; shape (blocks,)."""
-    replicate_s: tuple[float, ...]
-    """What the sum over replicas takes, which follows it; shape (blocks,)."""
-
-
-def micro_batch(
-    line: Timeline,
-    block: BlockSteps,
-    n_blocks: int,
-    prefetch: int,
-    first_s: float,
-    last_s: tuple[float, float],
-    ready_s: Sequence[float] = (),
-) -> None:
-    """Forward and backward of one micro-batch.
-
-    Stage 3 asks for the gather of block i when block i - `prefetch` begins to compute, as FSDP2 and zero_runtime do;
-    with 0, when the block before it is done. Backward keeps the last block, which is still whole. Gathers and
-    reductions share the network in the order in which they are asked for.
-
-    Args:
-        line: what is extended.
-        block: of each block.
-        n_blocks: of the model.
-        prefetch: blocks gathered ahead.
-        first_s: gather of embeddings and head.
-        last_s: forward and backward of head and loss.
-        ready_s: of stages 1 and 2, when each block's updated parameters are there; shape (blocks,).
-    """
-    now = line.free_s["compute"]
-    _, now = line.run("network", "gather", first_s, now) if first_s else (now, now)
-    ready = list(ready_s) or [_gathered(line, block.gather_s, now) for _ in range(min(prefetch, n_blocks))]
-    for i in range(n_blocks):
-        if i == len(ready):
-            ready.append(_gathered(line, block.gather_s, line.free_s["compute"]))
-        begin, _ = line.run("compute", "forward", block.forward_s, max(ready[i], now))
-        if prefetch and i + prefetch < n_blocks and not ready_s:
-            ready.append(_gathered(line, block.gather_s, begin))
-    line.run("compute", "forward", last_s[0])
-    begin, _ = line.run("compute", "backward", last_s[1])
-    ready = [begin]
-    ready += [_gathered(line, block.gather_s, begin) for _ in range(min(prefetch, n_blocks - 1))]
-    for i in range(n_blocks):
-        if prefetch == 0 and i:
-            ready.append(_gathered(line, block.gather_s, line.free_s["compute"]))
-        begin, end = line.run("compute", "backward", block.backward_s, ready[i])
-        if prefetch and i + prefetch < n_blocks - 1:
-            ready.append(_gathered(line, block.gather_s, begin))
-        reduce(line, block.reduce_s[i], block.replicate_s[i], end)
+    def _factor(self, slowdown: Slowdown) -> tuple[float, float]:
+        """Factor by which computation is slowed now, and until when (us)."""
+        now_us = self._now_us
+        self._holds = [hold for hold in self._holds if hold[1] > now_us + 1e-9]
+        n_channels = sum(hold[2] for hold in self._holds if hold[0] <= now_us)
+        until_us = min((hold[1] if hold[0] <= now_us else hold[0] for hold in self._holds), default=math.inf)
+        return (slowdown(n_channels) if n_channels else 1.0), until_us
 
 
-def reduce(line: Timeline, scatter_s: float, replicate_s: float, ready_s: float) -> None:
-    """Gradients leave: among the ranks that share the states, then among replicas.
-
-    Args:
-        line: what is extended.
-        scatter_s: the first takes.
-        replicate_s: the second takes.
-        ready_s: when the gradients are there.
-    """
-    done = line.run("network", "reduce", scatter_s, ready_s + line.skew_s)[1] if scatter_s else ready_s
-    if replicate_s:
-        line.run("replicas", "reduce", replicate_s, done)
+def run(
+    program: Program[Call], durations_us: Iterable[Sequence[float]], channels: Sequence[int] | None = None
+) -> list[StepRun]:
+    """Repeat a program, each time with other durations, shape (n_calls,); `channels` as in `Timeline.step`."""
+    timeline = Timeline()
+    return [timeline.step(program, durations, channels) for durations in durations_us]
 
 
-def _gathered(line: Timeline, seconds: float, asked_s: float) -> float:
-    return line.run("network", "gather", seconds, asked_s + line.skew_s)[1] if seconds else asked_s
+def steady_step(
+    program: Program[Call], durations_us: Sequence[float] | None = None, channels: Sequence[int] | None = None
+) -> StepTime:
+    """Step time and exposed communication once steps repeat; the arguments are those of `Timeline.step`."""
+    timeline = Timeline()
+    # The first repetition fills the pipeline; what is left to settle settles in a few more.
+    before, last = [timeline.step(program, durations_us, channels) for _ in range(4)][-2:]
+    return StepTime(last.end_us - before.end_us, last.exposed_us)
+
+
+def undisturbed(program: Program[Call], slowdown: Slowdown) -> Program[Call]:
+    """`program` with the time its computation takes alone; it was timed while collectives slowed it down."""
+    timeline, program = Timeline(), replace(program, slowdown=slowdown)
+    works_us: list[float] = []
+    for _ in range(3):  # the last repetition counts
+        works_us.clear()
+        timeline.step(program, compute=lambda us, slowed: works_us.append(timeline.elapse(us, slowed)))
+    works = iter(works_us)
+    ops = tuple(op._replace(us=next(works)) if op.kind is OpKind.compute else op for op in program.ops)
+    return replace(program, ops=ops)

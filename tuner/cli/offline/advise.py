@@ -106,7 +106,6 @@ def advise(
     """
     from msgspec import structs
 
-    from zerotune.tuner.advice.configuration import Software
     from zerotune.tuner.advice.constants import DEFAULT
     from zerotune.tuner.advice.hardware.clusters import cluster
     from zerotune.tuner.advice.problem import Problem
@@ -132,12 +131,7 @@ def advise(
             peak_tflops=peak_tflops,
             nic_gbps=nic_gbps,
         ),
-        software=Software(
-            precision=document.a_precision(precision),
-            optimizer=document.an_optimizer(optimizer),
-            flash=not no_flash,
-            compiled=compiled,
-        ),
+        software=document.software(precision, optimizer, flash=not no_flash, compiled=compiled),
         constants=structs.replace(DEFAULT, headroom=headroom / 100),
     )
     sentences: tuple[str, ...] = ()

@@ -56,10 +56,6 @@ def build(
         "fleet.book"
     ),
     sign: Annotated[Path | None, typer.Option("--sign", help="Private key, see `book key`.")] = None,
-    aggregated: Annotated[
-        str,
-        typer.Option("--aggregated", help="Units that a cluster engine made of URL's objects (fleet-scale.md)."),
-    ] = "",
     contributors: Annotated[
         Path | None,
         typer.Option("--contributors", help="File of who is heard: in each line a key of `status`, and a name."),
@@ -85,7 +81,7 @@ def build(
     out = output_file(out)
     with progress_console().status("reading") as status:
         built = build_book(
-            url, out, aggregated=aggregated, listed=listed, signer=signer, memory_mb=memory_mb,
+            url, out, listed=listed, signer=signer, memory_mb=memory_mb,
             made_by=f"zerotune {version()}",
             progress=lambda looked_at, there_are, n_rows: status.update(
                 f"{looked_at:,} of {there_are:,} new objects, {n_rows:,} measurements"

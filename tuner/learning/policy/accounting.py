@@ -134,7 +134,7 @@ class TrialAccounting:
         clipped = np.clip(deviation, -limits, limits)
         # What a setting used to take is the less certain the fewer its steps.
         clipped /= np.sqrt(1.0 + 1.0 / np.maximum(evidence.n_units[slots], 1))[of]
-        for step in np.unique(steps).tolist():
+        for step in sorted(set(steps.tolist())):
             at = steps == step
             units = self._means.add(keys[of[at]], clipped[at], step, evidence.sigma)
             fired = self._changes.update(units)
@@ -178,7 +178,7 @@ class TrialAccounting:
         connected = is_new & (excess > LOG_CATASTROPHE)
         self._n_connections += int(np.count_nonzero(connected))
         self._connections_us += float(extra_us[connected].sum())
-        self._connecting.extend(np.unique(steps[is_new]).tolist())
+        self._connecting.extend(sorted(set(steps[is_new].tolist())))
         beyond_us = np.where(is_new, 0.0, extra_us + (1.0 - ABSURD) * usual_us)
         tried = np.unique(slots)
         before_us = np.maximum(evidence.extra_us[tried], 0.0)
@@ -212,7 +212,7 @@ class TrialAccounting:
     def _hold(self, slots: Ints, beyond_us: Floats) -> None:
         """Charge no more than `ABSURD` times the usual time of the first call of a setting that took longer."""
         extra_us = self._surrogate.evidence.extra_us
-        for slot in np.unique(slots[beyond_us > 0.0]).tolist():
+        for slot in sorted(set(slots[beyond_us > 0.0].tolist())):
             absurd_us = beyond_us[(slots == slot) & (beyond_us > 0.0)].tolist()
             extra_us[slot] += self._held_us.get(slot, -absurd_us[0] if len(absurd_us) == 1 else 0.0)
             self._held_us[slot] = 0.0 if slot in self._held_us or len(absurd_us) > 1 else absurd_us[0]
@@ -226,7 +226,7 @@ class TrialAccounting:
         doubtful: list[int] = []
         evidence, states = self._surrogate.evidence, self._tables.states
         straggles = self._n_slow > STRAGGLER_RATE * self._n_usual
-        for slot in np.unique(slots).tolist():
+        for slot in sorted(set(slots.tolist())):
             here = np.flatnonzero(slots == slot)
             ratio = float(np.sort(excess[here])[(len(here) - 1) // 2])
             if ratio <= LOG_CATASTROPHE:

@@ -221,7 +221,7 @@ class KeyTable(Columns):
 
     def count(self, keys: Ints, steps: Ints) -> None:
         """Calls of these keys were measured, each in its step."""
-        for step in np.unique(steps).tolist():
+        for step in sorted(set(steps.tolist())):
             n_calls = np.bincount(keys[steps == step], minlength=len(self._n_calls))
             is_called = n_calls > 0
             self._n_calls += n_calls

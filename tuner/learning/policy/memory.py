@@ -112,7 +112,7 @@ class MemoryGate:
         codes |= block["algorithm"].astype(np.int64) << 8
         codes |= block["n_channels"]
         connecting: dict[int, int] = {}
-        for code in set(np.unique(codes).tolist()) - self._heard:
+        for code in set(codes.tolist()) - self._heard:
             self._heard.add(code)
             communicator = CommunicatorClass(code >> 44, code >> 24 & 0xFFFFF)
             if code >> 8 & 0xFF in _ALGORITHMS:

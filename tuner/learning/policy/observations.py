@@ -263,7 +263,7 @@ class CallEvidence(Columns):
         if is_ripe.any():
             counts, squares = _totals(of, deviation**2, len(slots))
             self.of_calls.add(slots[is_ripe], counts[is_ripe].astype(np.float64), squares[is_ripe])
-        for step in np.unique(steps).tolist():
+        for step in sorted(set(steps.tolist())):
             here = steps == step
             counts, sums = _totals(of[here], deviation[here], len(slots))
             there = counts > 0

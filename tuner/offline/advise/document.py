@@ -8,13 +8,11 @@ from pathlib import Path
 import msgspec
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.configuration import Recompute
-from zerotune.tuner.advice.hardware.cluster import Cluster
-from zerotune.tuner.advice.hardware.network import FabricNetwork, LinkNetwork
+from zerotune.tuner.advice.hardware.network import LinkNetwork
 from zerotune.tuner.advice.models import meta_module
 from zerotune.tuner.advice.models.model_shape import ModelShape, checked, from_dimensions, from_parameters
 from zerotune.tuner.advice.prediction.compute import nearest_share
-from zerotune.tuner.advice.problem import Problem
+from zerotune.tuner.advice.problem import Problem, Recompute, Software
 from zerotune.tuner.advice.search import RECOMPUTES, Choice
 from zerotune.tuner.offline.memory_report import OPTIMIZERS, PRECISIONS, parse_parameters
 
@@ -86,26 +84,17 @@ def model_shape(
     return from_parameters(n_parameters, n_context, vocabulary)
 
 
-def a_precision(name: str) -> str:
-    """The precision of that name.
+def software(precision: str, optimizer: str, *, flash: bool, compiled: bool) -> Software:
+    """What the training script uses.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such precision, or the optimizer is not known here.
     """
-    if name not in PRECISIONS:
-        raise UserError(f"{name!r} is no precision", f"name one of {', '.join(PRECISIONS)}")
-    return name
-
-
-def an_optimizer(name: str) -> str:
-    """The optimizer of that name.
-
-    Raises:
-        UserError: it is not known here.
-    """
-    if name not in OPTIMIZERS:
-        raise UserError(f"{name!r} is no optimizer that is known here", f"name one of {', '.join(OPTIMIZERS)}")
-    return name
+    if precision not in PRECISIONS:
+        raise UserError(f"{precision!r} is no precision", f"name one of {', '.join(PRECISIONS)}")
+    if optimizer not in OPTIMIZERS:
+        raise UserError(f"{optimizer!r} is no optimizer that is known here", f"name one of {', '.join(OPTIMIZERS)}")
+    return Software(precision=precision, optimizer=optimizer, flash=flash, compiled=compiled)
 
 
 def recomputes(names: list[str] | None) -> tuple[Recompute, ...]:
@@ -123,18 +112,7 @@ def recomputes(names: list[str] | None) -> tuple[Recompute, ...]:
 def advice(
     problem: Problem, choices: tuple[Choice, ...], model: str, measured: tuple[str, ...], *, gpu_was_named: bool
 ) -> Advice:
-    """All of it, with what it rests on.
-
-    Args:
-        problem: what was asked.
-        choices: the fastest first.
-        model: as the user named it.
-        measured: a sentence for each thing that was measured.
-        gpu_was_named: by the user.
-
-    Returns:
-        The document.
-    """
+    """All of it, with what it rests on; `choices` are the fastest first, `model` is as the user named it."""
     cluster = problem.cluster
     return Advice(
         model=model,
@@ -190,12 +168,3 @@ def _computation(capability: int, shares: Mapping[int, float]) -> str:
         f"computation reaches that share of the peak which GPUs of compute capability {nearest / 10:.1f} reached in"
         f" published runs; these have {capability / 10:.1f}: extrapolated"
     )
-
-
-def scaled(cluster: Cluster, n_nodes: int) -> Cluster:
-    """The same kind of nodes, more or fewer of them."""
-    network = cluster.network
-    if isinstance(network, FabricNetwork):
-        network = FabricNetwork(network.fabric, n_nodes)
-        network.known_nodes = cluster.network.known_nodes
-    return Cluster(cluster.name, n_nodes, cluster.gpu, network, cluster.gpus_per_node)

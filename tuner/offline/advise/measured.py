@@ -18,13 +18,12 @@ from zerotune.store.errors import UserError
 from zerotune.store.foreign.regular_file import begin_of
 from zerotune.store.records import Collective, CommunicatorClass, Stage, StepRecord
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.advice.configuration import ZeroConfiguration
-from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.hardware.clusters import Cluster
 from zerotune.tuner.advice.hardware.gpus import usual
 from zerotune.tuner.advice.hardware.network import Network
+from zerotune.tuner.advice.prediction.memory import memory_of
 from zerotune.tuner.advice.prediction.step import step_parts
-from zerotune.tuner.advice.problem import Measured, Problem
-from zerotune.tuner.advice.search import memory_of
+from zerotune.tuner.advice.problem import Measured, Problem, ZeroConfiguration
 from zerotune.tuner.offline.jobs.finding import job_of
 from zerotune.tuner.traces import Trace, read_trace
 from zerotune.tuner.traces.measuring import Portion, UserFacts
@@ -137,16 +136,7 @@ def measured(problem: Problem, path: Path, job: str | None, ran: ZeroConfigurati
 
 
 def of_rows(problem: Problem, rows: NDArray[np.void], facts: Facts, origin: str) -> Found:
-    """Replace what collectives alone tell.
-
-    Args:
-        problem: what was asked.
-        rows: MEASUREMENT, shape (n,).
-        facts: of the fabric that they were measured on, as ranks describe it.
-        origin: where they come from, for the sentences.
-
-    Returns:
-        The problem and the sentences.
+    """Replace what collectives alone tell: `rows` of MEASUREMENT, shape (n,), on the fabric of `facts`.
 
     Raises:
         UserError: there is nothing to use in them, or they are of another machine.
@@ -294,14 +284,6 @@ def _busy_us(step: StepRecord) -> float:
 
 def compute_factor(problem: Problem, ran: ZeroConfiguration, steps: list[StepRecord]) -> float:
     """Measured over modelled time of computation: what of a step is neither exposed communication nor lost beside it.
-
-    Args:
-        problem: what was asked.
-        ran: what the steps ran.
-        steps: that were measured.
-
-    Returns:
-        The factor.
 
     Raises:
         UserError: these cannot be steps of this model.

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from zerotune.store.errors import UserError
+from zerotune.tuner.advice.hardware.clusters import Cluster
+from zerotune.tuner.advice.hardware.network import FabricNetwork
 from zerotune.tuner.advice.prediction.step import spans
 from zerotune.tuner.advice.problem import Problem
 from zerotune.tuner.advice.search import Choice, Wanted, fastest
 from zerotune.tuner.offline import plots
-from zerotune.tuner.offline.advise.document import scaled
 from zerotune.tuner.offline.advise.shown import name_of
 
 if TYPE_CHECKING:
@@ -34,16 +35,7 @@ _MAX_SPANS: Final = 2000
 
 
 def draw(problem: Problem, choices: tuple[Choice, ...], wanted: Wanted) -> Figure:
-    """The picture.
-
-    Args:
-        problem: what was asked.
-        choices: the fastest first.
-        wanted: what the user fixed, for other numbers of nodes as well.
-
-    Returns:
-        A figure.
-    """
+    """The picture; `wanted` holds for other numbers of nodes as well."""
     shown = choices[:N_TIMELINES]
     heights = [0.8] * len(shown) + [2.2]
     figure, axes = plots.new_figure(
@@ -73,7 +65,7 @@ def _over_nodes(axes: Axes, problem: Problem, wanted: Wanted) -> None:
     points = []
     for n_nodes in sorted({*(count for count in _NODES if count <= 4 * asked), asked}):
         with contextlib.suppress(UserError):  # no network
-            cluster = scaled(problem.cluster, n_nodes)
+            cluster = _scaled(problem.cluster, n_nodes)
             best = fastest(msgspec.structs.replace(problem, cluster=cluster), wanted)
             if best is not None:  # else too few nodes, or a batch that they cannot share
                 points.append((n_nodes, best.step.tokens_per_s, best.step.extrapolated))
@@ -91,3 +83,12 @@ def _over_nodes(axes: Axes, problem: Problem, wanted: Wanted) -> None:
     axes.set_xticks(nodes, [str(n) for n in nodes])
     axes.set_xlabel("nodes")
     axes.set_ylabel("tokens per second")
+
+
+def _scaled(cluster: Cluster, n_nodes: int) -> Cluster:
+    """The same kind of nodes, more or fewer of them."""
+    network = cluster.network
+    if isinstance(network, FabricNetwork):
+        network = FabricNetwork(network.fabric, n_nodes)
+        network.known_nodes = cluster.network.known_nodes
+    return Cluster(cluster.name, n_nodes, cluster.gpu, network, cluster.gpus_per_node)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from zerotune.tuner.advice.configuration import ZeroConfiguration
 from zerotune.tuner.advice.models.model_shape import in_words
+from zerotune.tuner.advice.problem import ZeroConfiguration
 from zerotune.tuner.advice.search import Choice
 from zerotune.tuner.offline.advise.document import Advice
 

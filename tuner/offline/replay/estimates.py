@@ -11,13 +11,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, Final, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
 
 from zerotune.agent.nccl.cost_model import in_effect
 from zerotune.store.records import (
@@ -33,23 +28,12 @@ from zerotune.store.records import (
     Protocol,
     size_class_floor,
 )
-from zerotune.store.sqlite.rows.measurements import candidate_of
-from zerotune.tuner.offline.replay.legality import in_effect_at, is_known_to_sum, may_run
-from zerotune.tuner.offline.replay.table import UNKNOWN, CollectiveTable, Shape, numbered
+from zerotune.tuner.offline.replay.legality import is_known_to_sum, may_run
+from zerotune.tuner.offline.replay.medians import Estimate, Grade, measured_elsewhere, measured_here
+from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
 
-Array = NDArray[Any]
-
-NORMAL_95: Final = 1.96
-MEDIAN_OVER_MEAN_ERROR: Final = 1.2533
-"""Standard error of a normal sample's median over that of its mean, sqrt(pi/2)."""
-LEAST_NOISE: Final = 0.02
-"""Relative spread assumed where too few samples show their own."""
-UNSHOWN_NOISE: Final = 0.04
-"""Relative spread of sweeps whose settings all have too few samples to show any."""
 CARRIED_NOISE: Final = 0.05
 """Relative standard error added when a ratio is carried from another place, phase or size in the class."""
-MAD_TO_SIGMA: Final = 1.4826
-SAMPLES_THAT_SHOW_SPREAD: Final = 5
 MAX_INTERPOLATED_CLASSES: Final = SIZE_CLASSES_PER_OCTAVE
 """Sweeps measure each octave: a size between two measured ones, this near to either, is interpolated."""
 
@@ -60,34 +44,6 @@ UNSEEN_DOUBT: Final = math.log(2)
 
 Also the largest.
 """
-
-
-class Grade(IntEnum):
-    """Where an estimate comes from, best first."""
-
-    measured_here = 0
-    measured_elsewhere = 1
-    predicted = 2
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Cost of one collective: `cost_us` with the standard error `error` relative to it."""
-
-    cost_us: float
-    error: float
-    grade: Grade
-    n_samples: int = 0
-
-    @property
-    def low_us(self) -> float:
-        """Lower end of the 95 % interval (log-normal)."""
-        return self.cost_us * math.exp(-NORMAL_95 * self.error)
-
-    @property
-    def high_us(self) -> float:
-        """Upper end of the 95 % interval (log-normal)."""
-        return self.cost_us * math.exp(NORMAL_95 * self.error)
 
 
 class _Neighbour(NamedTuple):
@@ -113,19 +69,16 @@ class CostEstimates:
     def __init__(
         self,
         table: CollectiveTable,
-        shapes: Sequence[Shape],
-        shape_index: Array,
         statistics: Iterable[CandidateStatistics] = (),
         predictor: Predictor | None = None,
-        sums: bool = False,
     ) -> None:
-        self.sums = sums or is_known_to_sum(table)
+        self.sums = is_known_to_sum(table)
         """Whether the job's reduce-scatters are known to sum; else they may average."""
-        self._here = _measured_here(table, shapes, shape_index)
+        self._here = measured_here(table)
         self._here_by_shape: dict[Shape, set[Candidate]] = {}
         for shape, candidate in self._here:
             self._here_by_shape.setdefault(shape, set()).add(candidate)
-        self._elsewhere = _by_key(statistics)
+        self._elsewhere = measured_elsewhere(statistics)
         self._predictor = predictor
         self._by_shape_key: dict[ShapeKey, dict[Candidate, Estimate]] = {}
         self._known: dict[tuple[Shape, Candidate], Estimate | None] = {}
@@ -133,7 +86,7 @@ class CostEstimates:
 
     def may_run(self, shape: Shape, candidate: Candidate) -> bool:
         """False where NCCL may refuse the job that setting, and run its own choice instead."""
-        return may_run(shape.collective, shape.n_nodes, candidate, self.sums)
+        return may_run(shape, candidate, self.sums)
 
     def estimate(self, shape: Shape, candidate: Candidate) -> Estimate | None:
         """The best estimate there is, or None: nothing is known, or NCCL may refuse the setting."""
@@ -162,6 +115,16 @@ class CostEstimates:
         """A copy with the same measurements and another model."""
         other = copy.copy(self)
         other._predictor, other._known = predictor, {}
+        return other
+
+    def on_other_fabric(
+        self, statistics: Iterable[CandidateStatistics], predictor: Predictor | None
+    ) -> CostEstimates:
+        """A copy for another fabric: what the trace measured is not used."""
+        other = self.with_predictor(predictor)
+        other._here, other._here_by_shape, other._by_shape_key = {}, {}, {}
+        other._elsewhere = measured_elsewhere(statistics)
+        other._seen = other._points_seen()
         return other
 
     def measured_candidates(self, shape: Shape) -> list[Candidate]:
@@ -208,9 +171,6 @@ class CostEstimates:
             return None
         return self._carried(shape, *max(found, key=lambda one: one[0].n_samples))
 
-    def _elsewhere_of(self, shape: Shape) -> dict[Candidate, Estimate]:
-        return self._elsewhere_at(shape, shape.key.size_class)
-
     def _elsewhere_at(self, shape: Shape, size_class: int) -> dict[Candidate, Estimate]:
         """The store's estimates under the shape's own phase, or the phase with the most samples."""
         place = (shape.communicator, shape.collective, shape.phase, size_class)
@@ -229,13 +189,13 @@ class CostEstimates:
     def _elsewhere_as(self, shape: Shape, size_class: int, candidate: Candidate) -> Estimate | None:
         """The store's estimate of `candidate`, or of what really runs for it at that size."""
         known = self._elsewhere_at(shape, size_class)
-        return known.get(candidate) or known.get(in_effect_at(shape.collective, size_class, candidate))
+        return known.get(candidate) or known.get(in_effect(shape.collective, size_class_floor(size_class), candidate))
 
     def _from_elsewhere(self, shape: Shape, candidate: Candidate) -> Estimate | None:
-        known = self._elsewhere_of(shape)
-        found = self._elsewhere_as(shape, shape.key.size_class, candidate)
+        size_class = shape.key.size_class
+        found = self._elsewhere_as(shape, size_class, candidate)
         if found is not None:
-            return self._carried(shape, found, known.get(BASELINE))
+            return self._carried(shape, found, self._elsewhere_at(shape, size_class).get(BASELINE))
         between = self._interpolated(shape, candidate)
         if between is not None or candidate.is_baseline or candidate.n_channels:
             return between
@@ -248,47 +208,37 @@ class CostEstimates:
     def _interpolated(self, shape: Shape, candidate: Candidate) -> Estimate | None:
         """Between the next smaller and the next larger size class that know `candidate`, and the baseline if any do.
 
-        A sweep that measures what matters only does not measure the baseline at every size.
+        A sweep that measures what matters only does not measure the baseline at every size: then the cost itself is
+        interpolated, as no ratio can be formed.
         """
-        below, above = (self._nearest(shape, candidate, direction) for direction in (-1, 1))
-        if below is None or above is None:
-            return self._interpolated_alone(shape, candidate)
-        share = _share_between(shape, below.size_class, above.size_class)
-
-        def between(low: float, high: float) -> float:
-            return math.exp((1 - share) * low + share * high)
-
-        # Halfway between sizes whose ratios differ, the ratio may be either's.
-        doubt = abs(above.log_ratio - below.log_ratio) * min(share, 1 - share)
-        error, n_samples = math.hypot(below.error, above.error, doubt), below.n_samples + above.n_samples
-        baseline_us = between(below.log_baseline_us, above.log_baseline_us)
-        cost_us = baseline_us * between(below.log_ratio, above.log_ratio)
-        there = Estimate(cost_us, error, Grade.measured_elsewhere, n_samples)
-        return self._carried(shape, there, Estimate(baseline_us, 0.0, Grade.measured_elsewhere))
-
-    def _interpolated_alone(self, shape: Shape, candidate: Candidate) -> Estimate | None:
-        """The interpolated cost itself, where no baseline is known to form a ratio with."""
-        own_class = shape.key.size_class
-        ends: list[tuple[int, Estimate]] = []
-        for direction in (-1, 1):
-            classes = [own_class + direction * distance for distance in range(1, MAX_INTERPOLATED_CLASSES + 1)]
-            known = ((size_class, self._elsewhere_as(shape, size_class, candidate)) for size_class in classes)
-            ends += [(size_class, one) for size_class, one in known if one is not None][:1]
-        if len(ends) < 2:
+        low, high = (self._nearest(shape, candidate, direction, with_baseline=True) for direction in (-1, 1))
+        is_ratio = low is not None and high is not None
+        if not is_ratio:
+            low, high = (self._nearest(shape, candidate, direction, with_baseline=False) for direction in (-1, 1))
+        if low is None or high is None:
             return None
-        (low_class, below), (high_class, above) = ends
-        share = _share_between(shape, low_class, high_class)
-        log_us = (1 - share) * math.log(below.cost_us) + share * math.log(above.cost_us)
-        error, n_samples = math.hypot(below.error, above.error), below.n_samples + above.n_samples
-        return self._carried(shape, Estimate(math.exp(log_us), error, Grade.measured_elsewhere, n_samples), None)
+        position = math.log2(shape.message_bytes) * SIZE_CLASSES_PER_OCTAVE
+        share = min(max((position - low.size_class) / (high.size_class - low.size_class), 0.0), 1.0)
+        # Halfway between sizes whose ratios differ, the ratio may be either's.
+        doubt = abs(high.log_ratio - low.log_ratio) * min(share, 1 - share) if is_ratio else 0.0
+        error, n_samples = math.hypot(low.error, high.error, doubt), low.n_samples + high.n_samples
+        baseline_us = math.exp((1 - share) * low.log_baseline_us + share * high.log_baseline_us)
+        cost_us = baseline_us * math.exp((1 - share) * low.log_ratio + share * high.log_ratio)
+        there = Estimate(cost_us, error, Grade.measured_elsewhere, n_samples)
+        baseline = Estimate(baseline_us, 0.0, Grade.measured_elsewhere) if is_ratio else None
+        return self._carried(shape, there, baseline)
 
-    def _nearest(self, shape: Shape, candidate: Candidate, direction: int) -> _Neighbour | None:
-        """The next size class in that direction that knows both, at most an octave away."""
-        own_class = shape.key.size_class
+    def _nearest(self, shape: Shape, candidate: Candidate, direction: int, *, with_baseline: bool) -> _Neighbour | None:
+        """The next size class in that direction that knows the candidate (and the baseline), at most an octave away.
+
+        Without the baseline the ratio is to 1 us.
+        """
         for distance in range(1, MAX_INTERPOLATED_CLASSES + 1):
-            size_class = own_class + direction * distance
-            known = self._elsewhere_at(shape, size_class)
-            found, baseline = self._elsewhere_as(shape, size_class, candidate), known.get(BASELINE)
+            size_class = shape.key.size_class + direction * distance
+            found = self._elsewhere_as(shape, size_class, candidate)
+            baseline: Estimate | None = Estimate(1.0, 0.0, Grade.measured_elsewhere)
+            if with_baseline:
+                baseline = self._elsewhere_at(shape, size_class).get(BASELINE)
             if found is not None and baseline is not None:
                 ratio, error = found.cost_us / baseline.cost_us, math.hypot(found.error, baseline.error)
                 return _Neighbour(size_class, math.log(ratio), math.log(baseline.cost_us), error, found.n_samples)
@@ -301,17 +251,14 @@ class CostEstimates:
         return {candidate for size_class in span for candidate in self._elsewhere_at(shape, size_class)}
 
     def _predicted(self, shape: Shape, candidate: Candidate) -> Estimate | None:
-        if self._predictor is None or candidate.lacks_protocol:
-            return None
-        predicted = self._predictor(shape, candidate)
+        predicted = None if candidate.lacks_protocol else self.predicted(shape, candidate)
         if predicted is None:
             return None
-        baseline = self._predictor(shape, BASELINE)
-        there = _as_prediction(predicted)
-        there = dataclasses.replace(there, error=math.hypot(there.error, self._doubt(shape, candidate)))
+        baseline = self.predicted(shape, BASELINE)
+        there = Estimate(predicted[0], math.hypot(predicted[1], self._doubt(shape, candidate)), Grade.predicted)
         if baseline is None:
             return self._carried(shape, there, None)
-        found = self._carried(shape, there, _as_prediction(baseline))
+        found = self._carried(shape, there, Estimate(*baseline, Grade.predicted))
         # The model's error at this shape, where it can be checked, is taken as its error for the candidate.
         known = self._here.get((shape, BASELINE))
         miss = 0.0 if known is None else abs(math.log(known.cost_us / baseline[0]))
@@ -353,94 +300,5 @@ class CostEstimates:
         return Estimate(cost_us, error, there.grade, there.n_samples)
 
 
-def _share_between(shape: Shape, low_class: int, high_class: int) -> float:
-    """How far the shape's size lies from one size class towards the other."""
-    position = math.log2(shape.message_bytes) * SIZE_CLASSES_PER_OCTAVE
-    return min(max((position - low_class) / (high_class - low_class), 0.0), 1.0)
-
-
-def _as_prediction(prediction: Prediction) -> Estimate:
-    return Estimate(prediction[0], prediction[1], Grade.predicted)
-
-
 def _cell(candidate: Candidate) -> tuple[Algorithm | None, Protocol | None]:
     return candidate.algorithm, candidate.protocol
-
-
-def _by_key(statistics: Iterable[CandidateStatistics]) -> dict[DecisionKey, dict[Candidate, Estimate]]:
-    """Estimates by key; what NCCL chose by itself counts for the baseline and for the setting it ran."""
-    found: dict[DecisionKey, dict[Candidate, Estimate]] = {}
-    usable = [one for one in statistics if one.count >= 1 and one.median_us > 0]
-    spreads = [one.std_us / one.mean_us if one.mean_us > 0 else 0.0 for one in usable]
-    shown = [spread for spread, one in zip(spreads, usable, strict=True) if one.count >= SAMPLES_THAT_SHOW_SPREAD]
-    typical = float(np.median(shown)) if shown else UNSHOWN_NOISE
-    for one, spread in zip(usable, spreads, strict=True):
-        own = spread if one.count >= SAMPLES_THAT_SHOW_SPREAD else max(typical, spread)
-        error = MEDIAN_OVER_MEAN_ERROR * max(own, LEAST_NOISE) / math.sqrt(one.count)
-        estimate = Estimate(one.median_us, error, Grade.measured_elsewhere, one.count)
-        known = found.setdefault(one.key, {})
-        for candidate in {one.candidate, BASELINE} if one.is_default else {one.candidate}:
-            if candidate not in known or known[candidate].n_samples < one.count:
-                known[candidate] = estimate
-    return found
-
-
-def _measured_here(
-    table: CollectiveTable, shapes: Sequence[Shape], shape_index: Array
-) -> dict[tuple[Shape, Candidate], Estimate]:
-    """Medians of the trace's own timed rows by shape and setting, and of NCCL's own choice as baseline."""
-    samples: dict[tuple[Shape, Candidate], list[Array]] = {}
-    for at, is_default, candidate, duration_us in _groups(table, shape_index):
-        if candidate is not None:
-            samples.setdefault((shapes[at], candidate), []).append(duration_us)
-        if is_default:
-            samples.setdefault((shapes[at], BASELINE), []).append(duration_us)
-    summaries = {key: _median_and_spread(np.concatenate(parts)) for key, parts in samples.items()}
-    known = [spread for _, spread, count in summaries.values() if count >= SAMPLES_THAT_SHOW_SPREAD]
-    typical = float(np.median(known)) if known else LEAST_NOISE
-    found = {}
-    for key, (median_us, spread, count) in summaries.items():
-        own = spread if count >= SAMPLES_THAT_SHOW_SPREAD else max(typical, spread)
-        error = MEDIAN_OVER_MEAN_ERROR * max(own, LEAST_NOISE) / math.sqrt(count)
-        found[key] = Estimate(median_us, error, Grade.measured_here, count)
-    return found
-
-
-def _groups(table: CollectiveTable, shape_index: Array) -> Iterator[tuple[int, bool, Candidate | None, Array]]:
-    """(shape's index, chosen by NCCL, setting, durations) of the timed rows that have these in common."""
-    rows, duration_us = table.rows, table.duration_us
-    code = shape_index << 25 | table.is_default.astype(np.int64) << 24
-    for column, shift in (("algorithm", 16), ("protocol", 8), ("n_channels", 0)):
-        code |= rows[column].astype(np.int64) << shift
-    timed = duration_us > 0
-    if not bool(timed.all()):
-        code, duration_us = code[timed], duration_us[timed]
-    if not len(code):
-        return
-    codes, group = numbered(code)
-    counts = np.bincount(group)
-    small = group.astype(np.uint16 if len(codes) < 1 << 16 else np.int64)  # 16 bits are sorted by radix
-    duration_us = duration_us[np.argsort(small, kind="stable")]
-    ends = np.cumsum(counts)
-    for one, end, count in zip(codes.tolist(), ends.tolist(), counts.tolist(), strict=True):
-        candidate = _candidate(one >> 16 & 255, one >> 8 & 255, one & 255)
-        yield one >> 25, bool(one >> 24 & 1), candidate, duration_us[end - count : end]
-
-
-def _candidate(algorithm: int, protocol: int, n_channels: int) -> Candidate | None:
-    if algorithm == UNKNOWN or n_channels > 64:
-        return None
-    return candidate_of(algorithm, protocol, n_channels)
-
-
-def error_of_median(values: Array) -> float:
-    """Relative standard error of the median of `values`, of which there are enough to show their spread."""
-    _, spread, count = _median_and_spread(values)
-    return MEDIAN_OVER_MEAN_ERROR * spread / math.sqrt(count)
-
-
-def _median_and_spread(duration_us: Array) -> tuple[float, float, int]:
-    """(median, median absolute deviation as a normal's relative sigma, count)."""
-    median_us = float(np.median(duration_us))
-    deviation_us = float(np.median(np.abs(duration_us - median_us)))
-    return median_us, MAD_TO_SIGMA * deviation_us / median_us, len(duration_us)

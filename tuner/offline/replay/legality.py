@@ -1,4 +1,4 @@
-"""What a job can run at all: the cells that NCCL would offer its calls, and settings with the same effect.
+"""What a job can run at all: the cells that NCCL would offer its calls, and communicators that fit on a fabric.
 
 For a reduce-scatter that averages floats, as FSDP2's does, NCCL refuses PAT and NVLS and runs its own choice instead.
 A trace does not name operators, but if such an algorithm ran in it, the job sums. Where none did, the job is assumed
@@ -13,10 +13,9 @@ from typing import Final
 import numpy as np
 
 from zerotune.agent.nccl import catalog, cost_model
-from zerotune.agent.nccl.cost_model import in_effect
 from zerotune.agent.nccl.fabric import Fabric
 from zerotune.store.errors import FabricError
-from zerotune.store.records import Candidate, Collective, CommunicatorClass, size_class_floor
+from zerotune.store.records import Candidate, Collective, CommunicatorClass
 from zerotune.store.sqlite.rows.runnable import can_run
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
@@ -32,41 +31,15 @@ SUMS_ONLY: Final = frozenset(
 
 def is_known_to_sum(table: CollectiveTable) -> bool:
     """Whether a timed reduce-scatter of the trace ran what averages cannot have."""
-    if not len(table.rows):
-        return False
     ran = (table.rows["collective"] == _SCATTER) & np.isfinite(table.duration_us)
     return bool(np.isin(table.rows["algorithm"][ran], [int(algorithm) for algorithm in SUMS_ONLY]).any())
 
 
-def may_run(collective: Collective, n_nodes: int, candidate: Candidate, sums: bool) -> bool:
-    """Whether NCCL is sure to accept a setting.
-
-    Args:
-        collective: what is called.
-        n_nodes: nodes of the communicator.
-        candidate: the setting.
-        sums: whether the job's reduce-scatters are known to sum, not to average.
-
-    Returns:
-        False where NCCL refuses the setting, or may refuse it.
-    """
-    if not can_run(collective, candidate.algorithm, candidate.protocol, n_nodes):
+def may_run(shape: Shape, candidate: Candidate, sums: bool) -> bool:
+    """Whether NCCL is sure to accept a setting; `sums`: the job's reduce-scatters are known not to average."""
+    if not can_run(shape.collective, candidate.algorithm, candidate.protocol, shape.n_nodes):
         return False
-    return sums or collective is not _SCATTER or candidate.algorithm not in SUMS_ONLY
-
-
-def in_effect_at(collective: Collective, size_class: int, candidate: Candidate) -> Candidate:
-    """Like `in_effect`, at the smallest size of a class.
-
-    Args:
-        collective: what is called.
-        size_class: index of the class.
-        candidate: the setting asked for.
-
-    Returns:
-        The setting that runs.
-    """
-    return in_effect(collective, size_class_floor(size_class), candidate)
+    return sums or shape.collective is not _SCATTER or candidate.algorithm not in SUMS_ONLY
 
 
 def fits(fabric: Fabric | None, communicator: CommunicatorClass) -> bool:
@@ -80,13 +53,7 @@ def fits(fabric: Fabric | None, communicator: CommunicatorClass) -> bool:
 
 
 def without_refused(costs: CostPrior, fabric: Fabric, shapes: Iterable[Shape]) -> None:
-    """Teach `costs` that NCCL refuses averages some algorithms, as a running job's cost tables would.
-
-    Args:
-        costs: changed in place.
-        fabric: where the job runs.
-        shapes: the job's shapes; only reduce-scatters matter.
-    """
+    """Teach `costs`, in place, that NCCL refuses averages some algorithms, as a running job's cost tables would."""
     for shape in shapes:
         if shape.collective is not _SCATTER:
             continue

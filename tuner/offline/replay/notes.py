@@ -1,37 +1,56 @@
-"""Notes of a replay beside its figures: what it judged, and for what it has no evidence."""
+"""What replay says beside its figures: what it judged, for what it has no evidence, and why it judges nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
 
 import numpy as np
 
 from zerotune.agent.nccl.fabric import Fabric
-from zerotune.store.records import BASELINE, CandidateStatistics
-from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.offline.replay.estimates import CostEstimates
+from zerotune.store.counted import counted
+from zerotune.store.errors import TraceError
+from zerotune.store.records import BASELINE
+from zerotune.tuner.offline.replay.evidence import FabricEvidence
 from zerotune.tuner.offline.replay.legality import fits
+from zerotune.tuner.offline.replay.policies import PolicyContext
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
+from zerotune.tuner.traces import Trace
+
+_MOST_NAMED: Final = 3
 
 
-def what_was_judged(
-    table: CollectiveTable, estimates: CostEstimates, shapes: Sequence[Shape], counts: Sequence[int]
-) -> tuple[str, ...]:
-    """Note on what became of a foreign trace's records.
+def notes_of(table: CollectiveTable, context: PolicyContext, evidence: FabricEvidence) -> Iterator[str]:
+    """What became of a foreign trace's records, what does not fit, the reader's notes, and which evidence is missing.
 
-    Args:
-        table: the trace.
-        estimates: what is known of costs.
-        shapes: of the trace, shape (n_shapes,).
-        counts: collectives of each shape, shape (n_shapes,).
-
-    Returns:
-        One sentence; none for our own traces, whose losses are counted elsewhere.
+    Raises:
+        FabricError: none of the communicators with known ranks fits on the described fabric.
     """
-    if not table.n_records and not table.left_out:
-        return ()
+    if table.n_records or table.left_out:
+        yield _what_was_judged(table, context)
+    if context.fabric is not None:
+        yield from _where_it_does_not_fit(context.fabric, context.counts)
+    yield from table.notes
+    if not len(table.rows):
+        yield "There is no collective in it that could be judged."
+        return
+    is_timed = bool(np.isfinite(table.duration_us).any())
+    if table.is_silent_on_choices and is_timed:
+        yield "The trace does not say who chose its settings: what ran counts as NCCL's own choice."
+    if not is_timed:
+        yield "The trace has no durations: nothing is measured here."
+    if not evidence.statistics:
+        yield (
+            f"{evidence.why_none}: nothing is measured elsewhere, and nothing is learned. Policies that know earlier"
+            " jobs alone (model, nearest, and table without --plan) leave all to NCCL."
+        )
+    if context.costs is None:
+        yield "The fabric is not described: nothing is predicted. Name one with --fabric."
+
+
+def _what_was_judged(table: CollectiveTable, context: PolicyContext) -> str:
     n_collectives = len(table.rows)
-    n_priced = sum(count for shape, count in zip(shapes, counts, strict=True) if estimates.estimate(shape, BASELINE))
+    n_priced = sum(count for shape, count in context.counts.items() if context.estimates.estimate(shape, BASELINE))
     parts = [f"Records: {table.n_records + sum(table.left_out.values()):,}"]
     if table.left_out:
         reasons = (f"{count:,} ({reason.value})" for reason, count in table.left_out.items())
@@ -42,65 +61,43 @@ def what_was_judged(
     if n_priced < n_collectives:
         why = "no time of NCCL's own choice for that collective, ranks and bytes"
         parts.append(f"not judged: {n_collectives - n_priced:,} ({why})")
-    return ("; ".join(parts) + ".",)
+    return "; ".join(parts) + "."
 
 
-def where_it_does_not_fit(fabric: Fabric | None, shapes: Sequence[Shape], counts: Sequence[int]) -> tuple[str, ...]:
-    """Note on collectives for which a described fabric predicts nothing.
-
-    Args:
-        fabric: None: nobody described it.
-        shapes: of the trace, shape (n_shapes,).
-        counts: collectives of each shape, shape (n_shapes,).
-
-    Returns:
-        One sentence, or none.
-
-    Raises:
-        FabricError: none of the communicators with known ranks fits on the fabric.
-    """
-    if fabric is None:
-        return ()
-    misfits = {shape: n for shape, n in zip(shapes, counts, strict=True) if not fits(fabric, shape.communicator)}
-    placed = [shape.communicator for shape in shapes if shape.n_ranks]
+def _where_it_does_not_fit(fabric: Fabric, counts: Mapping[Shape, int]) -> Iterator[str]:
+    placed = [shape.communicator for shape in counts if shape.n_ranks]
     if placed and not any(fits(fabric, communicator) for communicator in placed):
         fabric.topology(placed[0])
-    if not misfits:
-        return ()
-    places = sorted({shape.communicator for shape in misfits}, key=lambda one: (one.n_ranks, one.n_nodes))
-    named = ", ".join(str(one) if one.n_ranks else "an unknown number of ranks" for one in places[:3])
-    n_misfits = sum(misfits.values())
-    more = " ..." if len(places) > 3 else ""
-    return (f"{n_misfits:,} collectives are of {named}{more}: fabric {fabric.name} predicts nothing there.",)
+    misfits = {shape: count for shape, count in counts.items() if not fits(fabric, shape.communicator)}
+    if misfits:
+        places = sorted({shape.communicator for shape in misfits}, key=lambda one: (one.n_ranks, one.n_nodes))
+        named = ", ".join(str(one) if one.n_ranks else "an unknown number of ranks" for one in places[:_MOST_NAMED])
+        more = " ..." if len(places) > _MOST_NAMED else ""
+        n_misfits = sum(misfits.values())
+        yield f"{n_misfits:,} collectives are of {named}{more}: fabric {fabric.name} predicts nothing there."
 
 
-def what_is_missing(
-    table: CollectiveTable, statistics: Sequence[CandidateStatistics], costs: CostPrior | None, unknown: str
-) -> tuple[str, ...]:
-    """The trace reader's notes, and which evidence is missing.
+def nothing_judged(trace: Trace, table: CollectiveTable, settings: Collection[str]) -> TraceError:
+    """The error that says what was found in a trace of which nothing has a cost, and what was wanted.
 
-    Args:
-        table: the trace.
-        statistics: what other jobs measured.
-        costs: NCCL's cost model; None: nobody described the fabric.
-        unknown: why there are no `statistics`, as the beginning of a sentence.
-
-    Returns:
-        One sentence per note.
+    `settings` are what the policies would run where NCCL's own choice has a cost; empty: it has none anywhere.
     """
-    notes = list(table.notes)
+    where = trace.paths[0] if len(trace.paths) == 1 else trace.paths[0].parent
+    fault = "".join(f" ({note.removesuffix('.')})" for note in table.notes[:1])  # a file that was cut comes first
+    begin = f"{where} was read as {trace.title}"
     if not len(table.rows):
-        notes.append("There is no collective in it that could be judged.")
-        return tuple(notes)
-    if table.is_silent_on_choices and np.isfinite(table.duration_us).any():
-        notes.append("The trace does not say who chose its settings: what ran counts as NCCL's own choice.")
-    if not np.isfinite(table.duration_us).any():
-        notes.append("The trace has no durations: nothing is measured here.")
-    if not statistics:
-        notes.append(
-            f"{unknown}: nothing is measured elsewhere, and nothing is learned. Policies that know earlier jobs alone"
-            " (model, nearest, and table without --plan) leave all to NCCL."
-        )
-    if costs is None:
-        notes.append("The fabric is not described: nothing is predicted. Name one with --fabric.")
-    return tuple(notes)
+        reasons = [f"{reason.value} ({count:,})" for reason, count in list(table.left_out.items())[:_MOST_NAMED]]
+        if table.n_partial:
+            reasons.append(f"not logged by all ranks ({table.n_partial:,})")
+        why = (": " + "; ".join(reasons) if reasons else "") + fault
+        remedy = "docs/reference/traces.md says what each format must hold"
+        return TraceError(f"{begin}: it has no {trace.record} to judge{why}", remedy)
+    lacks = "a time of NCCL's own choice" if np.isfinite(table.duration_us).any() else "a time"
+    if settings:
+        more = ", ..." if len(settings) > _MOST_NAMED else ""
+        lacks = f"a time of what a policy would run ({', '.join(sorted(settings)[:_MOST_NAMED])}{more})"
+    whole = f"{begin}: none of its {counted(len(table.rows), 'collective')} has {lacks}{fault}"
+    if table.fabric.get("emulated"):
+        return TraceError(f"{whole}, and its fabric predicts none", "replay a trace with times, or give --store")
+    remedy = "name it with --fabric (`zerotune fabrics` lists them)"
+    return TraceError(f"{whole}, and no fabric is described that predicts one", remedy)

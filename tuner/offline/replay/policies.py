@@ -1,29 +1,200 @@
 """The policies that replay can judge: each names a setting for every shape of the trace.
 
-A policy is a function of a `PolicyContext` and a shape, registered under its name; a new one is a function
-and a decorator. Policies see what a live one would: the oracle alone looks at this trace's durations, and at what
-the others name.
+A policy is a function of a `PolicyContext` and a shape; `POLICIES` has them by name. Policies see what a live one
+would: the oracle alone looks at this trace's durations, and at what the others name.
+
+A policy that learns while it runs names a *mixture*: how often each setting would have run in as many calls as the
+trace has. A call draws its duration from the evidence of its shape and setting; what has no evidence is not tried.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
 from zerotune.agent.nccl.cost_model import in_effect
 from zerotune.agent.nccl.fabric import Fabric
 from zerotune.store.errors import UserError
-from zerotune.store.records import BASELINE, Candidate, PlanRow
+from zerotune.store.records import (
+    BASELINE,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Plan,
+    PlanRow,
+    StepRecord,
+    TimingSource,
+    size_class,
+)
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
+from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.offline.replay.estimates import CostEstimates, Estimate, Grade
+from zerotune.tuner.modeling.features import DEFAULT_CELL, CostPrior, cell_of
+from zerotune.tuner.offline.replay.estimates import CostEstimates
 from zerotune.tuner.offline.replay.legality import fits
-from zerotune.tuner.offline.replay.online import Mixture, Thompson, Ucb, play_bandit, play_tuner
+from zerotune.tuner.offline.replay.medians import Estimate, Grade
 from zerotune.tuner.offline.replay.table import Shape
+
+MAX_PLAYED_CALLS: Final = 400
+"""Calls played per shape; a longer trace goes on with the last choice."""
+MAX_PLAYED_STEPS: Final = 2000
+CALL_SPREAD: Final = 0.05
+"""Relative spread of single calls in a play."""
+STEP_OVER_COMMUNICATION: Final = 3.0
+"""Length of a step over its communication, where the trace does not say it."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Settings and the share of calls that each would have run in; shares add up to 1."""
+
+    shares: tuple[tuple[Candidate, float], ...]
+
+    @property
+    def simplified(self) -> Candidate | Mixture:
+        """The setting itself where there is one only."""
+        return self.shares[0][0] if len(self.shares) == 1 else self
+
+    def __str__(self) -> str:
+        most = max(self.shares, key=lambda one: one[1])
+        return f"{most[0]} in {100 * most[1]:.0f} %, {len(self.shares) - 1} more"
+
+
+Choice = Callable[["Arms"], int]
+
+
+class Arms:
+    """One shape's settings under a bandit; time is learnt as its logarithm."""
+
+    def __init__(self, n_arms: int, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.sums = np.zeros(n_arms)
+        self.counts = np.zeros(n_arms)
+
+    def play(self, choose: Choice, logs: Sequence[float]) -> None:
+        """Play one call, of which arm `at` takes about exp(logs[at]); each arm is tried once first."""
+        untried = np.flatnonzero(self.counts == 0)
+        arm = int(untried[0]) if untried.size else choose(self)
+        self.counts[arm] += 1
+        self.sums[arm] += logs[arm] + CALL_SPREAD * self.rng.standard_normal()
+
+
+def lowest_bound(arms: Arms) -> int:
+    """The arm with the lowest confidence bound on its time."""
+    bound = arms.sums / arms.counts - CALL_SPREAD * np.sqrt(2 * math.log(arms.counts.sum()) / arms.counts)
+    return int(np.argmin(bound))
+
+
+def lowest_draw(arms: Arms) -> int:
+    """The arm with the lowest draw from its normal posterior."""
+    return int(np.argmin(arms.rng.normal(arms.sums / arms.counts, CALL_SPREAD / np.sqrt(arms.counts))))
+
+
+def play_bandit(choose: Choice, estimates: CostEstimates, shape: Shape, n_calls: int) -> Mixture:
+    """How often each setting that was measured for the shape would have run under a bandit.
+
+    Of `n_calls` in the trace MAX_PLAYED_CALLS are played, the others run the last choice.
+    """
+    # What ran by NCCL's own choice is among the candidates, too.
+    known = list(dict.fromkeys([BASELINE, *estimates.candidates(shape)]))
+    logs = [math.log(found.cost_us) for one in known if (found := estimates.estimate(shape, one)) is not None]
+    if len(logs) < len(known) or len(known) == 1:
+        return Mixture(((BASELINE, 1.0),))
+    seed = hash((shape.n_ranks, shape.n_nodes, int(shape.collective), int(shape.phase), shape.message_bytes))
+    arms = Arms(len(known), seed & 0xFFFFFFFF)
+    played = min(n_calls, MAX_PLAYED_CALLS)
+    for _ in range(played):
+        arms.play(choose, logs)
+    counts = arms.counts
+    counts[int(np.argmax(counts))] += n_calls - played
+    return _mixture(dict(zip(known, counts.tolist(), strict=True)))
+
+
+def _mixture(counts: Mapping[Candidate, float]) -> Mixture:
+    total = sum(counts.values())
+    return Mixture(tuple((candidate, count / total) for candidate, count in counts.items() if count))
+
+
+_Place = tuple[CommunicatorClass, Collective]
+
+
+class _OnlyKnown(CostPrior):
+    """NCCL's cost, but only settings with evidence can be asked for."""
+
+    def __init__(self, facts: Mapping[str, str | int | float | bool], known: Mapping[_Place, set[Candidate]]) -> None:
+        super().__init__(facts)
+        self._known = known
+
+    def candidates(self, communicator: CommunicatorClass, collective: Collective) -> tuple[Candidate, ...]:
+        known = self._known.get((communicator, collective), set())
+        return (BASELINE, *sorted(known - {BASELINE}, key=str))
+
+
+def play_tuner(
+    estimates: CostEstimates,
+    counts: Mapping[Shape, int],
+    n_steps: int,
+    step_us: float | None,
+    facts: Mapping[str, str | int | float | bool],
+) -> dict[Shape, Mixture]:
+    """How often each setting would have run under our own tuner, fed step by step as its daemon would.
+
+    Plans come into force at the next step. `step_us` is the length of a step; None: STEP_OVER_COMMUNICATION times its
+    communication. `counts` are calls in the whole trace.
+    """
+    shapes = [shape for shape in counts if estimates.estimate(shape, BASELINE) is not None]
+    known: dict[_Place, set[Candidate]] = {}
+    for shape in shapes:
+        known.setdefault((shape.communicator, shape.collective), set()).update(estimates.candidates(shape))
+    brain = Brain("replay", "fabric", facts, Knowledge(), BrainSettings(), lambda: 0.0)
+    brain.restrict(_OnlyKnown(facts, known))
+    per_step = {shape: max(1, round(counts[shape] / max(n_steps, 1))) for shape in shapes}
+    rng = np.random.default_rng(0)
+    ran: dict[Shape, dict[Candidate, float]] = {shape: {} for shape in shapes}
+    asked: dict[DecisionKey, Candidate] = {}
+    in_force, adopted_at, n_played = Plan(0), 0, min(max(n_steps, 1), MAX_PLAYED_STEPS)
+    for step in range(n_played):
+        rows = []
+        for shape in shapes:
+            candidate = asked.get(shape.key, BASELINE)
+            found = estimates.estimate(shape, candidate)
+            if found is None:  # its neighbour in the size class has evidence, it has none itself
+                candidate, found = BASELINE, estimates.estimate(shape, BASELINE)
+            assert found is not None
+            counted = ran[shape]
+            last_share = 1 if step + 1 < n_played else 1 + n_steps - n_played
+            counted[candidate] = counted.get(candidate, 0.0) + last_share
+            for noise in rng.standard_normal(per_step[shape]).tolist():
+                rows.append(_row(shape, candidate, found.cost_us * math.exp(CALL_SPREAD * noise), in_force.epoch, step))
+        block = np.array(rows, MEASUREMENT)
+        brain.observe(block)
+        communication_us = float(block["duration_us"].sum())
+        brain.step_finished(StepRecord(step, in_force.epoch, step_us or STEP_OVER_COMMUNICATION * communication_us))
+        plan = brain.propose() or in_force.at(step + 1 - adopted_at)
+        if plan is not in_force:
+            in_force, adopted_at = plan, step + 1
+            asked = {
+                DecisionKey(row.communicator, row.collective, phase, size_class(row.min_bytes)): row.candidate
+                for row in plan.rows
+                for phase in row.phases
+            }
+            brain.adopted(plan.epoch, step + 1)
+    return {shape: _mixture(counted) for shape, counted in ran.items()}
+
+
+def _row(shape: Shape, candidate: Candidate, us: float, epoch: int, step: int) -> tuple[object, ...]:
+    cell: Sequence[int] = DEFAULT_CELL if candidate.is_baseline else cell_of(candidate)
+    return (
+        shape.n_ranks, shape.n_nodes, shape.message_bytes, us, epoch, step, math.nan, int(shape.collective),
+        int(shape.phase), *cell, candidate.n_channels, candidate.is_baseline, 0, 0, int(TimingSource.emulated),
+    )  # fmt: skip
+
 
 DOUBT_Z: Final = 1.0
 """The model's gain must exceed this many of its own standard deviations before its setting is taken."""
@@ -47,9 +218,9 @@ class PolicyContext:
     step_us: float | None = None
     """Length of the logged steps."""
     facts: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-    """The fabric's description."""
+    """The fabric's description in the trace."""
     fabric: Fabric | None = None
-    """The fabric that `facts` describe; None when nobody described it."""
+    """The fabric itself; None when nobody described it."""
 
     @cached_property
     def tuned(self) -> Mapping[Shape, Mixture]:
@@ -58,42 +229,12 @@ class PolicyContext:
         return play_tuner(self.estimates, counts, self.n_steps, self.step_us, self.facts)
 
 
-Policy = Callable[[PolicyContext, Shape], Candidate | Mixture]
-_Policy = TypeVar("_Policy", bound=Policy)
-DEFAULT_POLICIES: Final = ("baseline", "table", "model", "oracle")
-POLICIES: Final[dict[str, Policy]] = {}
-
-
-def named(names: Sequence[str]) -> dict[str, Policy]:
-    """The policies called `names`, in that order.
-
-    Raises:
-        UserError: a name is none of POLICIES.
-    """
-    for name in names:
-        if name not in POLICIES:
-            raise UserError(f"there is no policy {name!r}", f"use one of {', '.join(POLICIES)}")
-    return {name: POLICIES[name] for name in names}
-
-
-def register(name: str) -> Callable[[_Policy], _Policy]:
-    """Decorator: make a policy known under `name`."""
-
-    def add(policy: _Policy) -> _Policy:
-        POLICIES[name] = policy
-        return policy
-
-    return add
-
-
-@register("baseline")
 def baseline(context: PolicyContext, shape: Shape) -> Candidate:
     """Leave NCCL alone."""
     del context, shape
     return BASELINE
 
 
-@register("table")
 def table(context: PolicyContext, shape: Shape) -> Candidate:
     """A static table: the plan given, else the setting that earlier runs showed to beat the baseline."""
     if context.plan is None:
@@ -105,7 +246,6 @@ def table(context: PolicyContext, shape: Shape) -> Candidate:
     return BASELINE
 
 
-@register("model")
 def model(context: PolicyContext, shape: Shape) -> Candidate:
     """The setting predicted cheapest before this job measured anything, if its gain exceeds its doubt."""
     if context.costs is None or not fits(context.fabric, shape.communicator):
@@ -129,7 +269,6 @@ def _offered(context: PolicyContext, costs: CostPrior, shape: Shape) -> tuple[Ca
     return tuple(found.values())
 
 
-@register("oracle")
 def oracle(context: PolicyContext, shape: Shape) -> Candidate:
     """The best in hindsight of all measured settings and of what `table` and `model` name.
 
@@ -161,25 +300,40 @@ def _sure_us(estimate: Estimate, candidate: Candidate) -> float:
     return estimate.high_us if is_guess else estimate.cost_us
 
 
-@register("nearest")
 def nearest(context: PolicyContext, shape: Shape) -> Candidate:
     """What won at the nearest size that earlier runs measured: a sweep's table, used between its sizes."""
     return context.estimates.nearest_winner(shape) or BASELINE
 
 
-@register("ucb")
 def ucb(context: PolicyContext, shape: Shape) -> Mixture:
     """A bandit per shape with confidence bounds; exploring is part of its cost."""
-    return play_bandit(Ucb, context.estimates, shape, context.counts.get(shape, 1))
+    return play_bandit(lowest_bound, context.estimates, shape, context.counts.get(shape, 1))
 
 
-@register("thompson")
 def thompson(context: PolicyContext, shape: Shape) -> Mixture:
     """A bandit per shape with posterior draws; exploring is part of its cost."""
-    return play_bandit(Thompson, context.estimates, shape, context.counts.get(shape, 1))
+    return play_bandit(lowest_draw, context.estimates, shape, context.counts.get(shape, 1))
 
 
-@register("tuner")
 def tuner(context: PolicyContext, shape: Shape) -> Mixture:
     """Our own tuner, started without knowledge of earlier runs; exploring is part of its cost."""
     return context.tuned.get(shape, Mixture(((BASELINE, 1.0),)))
+
+
+Policy = Callable[[PolicyContext, Shape], Candidate | Mixture]
+POLICIES: Final[Mapping[str, Policy]] = {
+    policy.__name__: policy for policy in (baseline, table, model, oracle, nearest, ucb, thompson, tuner)
+}
+DEFAULT_POLICIES: Final = ("baseline", "table", "model", "oracle")
+
+
+def named(names: Sequence[str]) -> dict[str, Policy]:
+    """The policies called `names`, in that order.
+
+    Raises:
+        UserError: a name is none of POLICIES.
+    """
+    for name in names:
+        if name not in POLICIES:
+            raise UserError(f"there is no policy {name!r}", f"use one of {', '.join(POLICIES)}")
+    return {name: POLICIES[name] for name in names}

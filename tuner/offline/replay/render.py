@@ -10,11 +10,16 @@ from rich.table import Table
 from zerotune.store.counted import counted
 from zerotune.store.records import CommunicatorClass
 from zerotune.tuner.offline.emulated_note import emulated_note
-from zerotune.tuner.offline.replay.engine import PolicyTotal, ShapeVerdict
-from zerotune.tuner.offline.replay.oracle_facts import OracleFacts
-from zerotune.tuner.offline.replay.result import ReplayResult
-from zerotune.tuner.offline.replay.timeline.steps import OVERLAP, StepEstimate, StepRefusal
-from zerotune.tuner.offline.replay.whatif.whatif import WhatIf
+from zerotune.tuner.offline.replay.result import (
+    OracleFacts,
+    PolicyTotal,
+    ReplayResult,
+    ShapeVerdict,
+    StepEstimate,
+    StepRefusal,
+    WhatIf,
+)
+from zerotune.tuner.offline.replay.steps import OVERLAP
 
 MAX_ROWS = 30
 _EVIDENCE = {
@@ -26,13 +31,7 @@ _EVIDENCE = {
 
 
 def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) -> None:
-    """Print what was replayed, each policy by (collective, phase, size), and the totals.
-
-    Args:
-        result: of a replay.
-        console: where to print.
-        max_rows: rows of the table by shape at most.
-    """
+    """Print what was replayed, each policy by (collective, phase, size), and the totals."""
     missing = (
         (result.n_left_out, result.left_out_percent, "that ran and cannot be judged"),
         (result.n_dropped, result.dropped_percent, "lost before they were logged"),

@@ -1,13 +1,141 @@
-"""What a replay found out."""
+"""What a replay found out: the document of `zerotune replay --json`.
+
+`ShapeVerdict` is what was judged of one policy on one shape; `ReplayResult` is the whole run. The other structs are its
+parts.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-from zerotune.tuner.offline.replay.engine import PolicyTotal, ShapeVerdict
-from zerotune.tuner.offline.replay.oracle_facts import OracleFacts
-from zerotune.tuner.offline.replay.timeline.steps import StepEstimate, StepFacts, StepRefusal
-from zerotune.tuner.offline.replay.whatif.whatif import WhatIf
+
+class ShapeVerdict(msgspec.Struct, frozen=True):
+    """One policy on one shape; costs are None where there is no evidence."""
+
+    policy: str
+    collective: str
+    phase: str
+    message_bytes: int
+    n_ranks: int
+    n_nodes: int
+    n_collectives: int
+    setting: str
+    baseline_us: float | None
+    cost_us: float | None
+    low_us: float | None
+    high_us: float | None
+    evidence: str
+    n_samples: int
+    n_channels: int
+    """Channels that the setting would run on; 0 = NCCL's own count."""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether both the policy's and the baseline's cost are known."""
+        return self.cost_us is not None and self.baseline_us is not None
+
+
+class PolicyTotal(msgspec.Struct, frozen=True):
+    """One policy over the part of the trace that can be judged; intervals are 95 %."""
+
+    policy: str
+    cost_us: float
+    low_us: float
+    high_us: float
+    baseline_us: float
+    """The baseline's cost of the same collectives."""
+    gain_percent: float
+    gain_low_percent: float
+    gain_high_percent: float
+    n_judged: int
+    n_refused: int
+    refused_share_percent: float
+    """Share without evidence: of the logged communication time, or of the bytes where the trace has no times."""
+    n_by_evidence: dict[str, int]
+
+
+class StepFacts(msgspec.Struct, frozen=True):
+    """The logged steps (medians of those that the program was made of), and how they were understood."""
+
+    n_steps: int
+    step_us: float
+    exposed_us: float
+    communication_us: float
+    compute_us: float
+    method: str
+    """`overlap`: by the step's program; `first order`: by the exposed share, for the reason in `reason`."""
+    reason: str = ""
+    model_error_percent: float = 0.0
+    noise_percent: float = 0.0
+    """Standard error of `step_us`."""
+    waits: dict[str, str] = {}
+    """Kind of collective -> when it is taken to be waited for."""
+
+    @property
+    def exposed_share(self) -> float:
+        """Exposed communication as a share of all communication."""
+        return min(self.exposed_us / self.communication_us, 1.0) if self.communication_us > 0 else 0.0
+
+
+class StepEstimate(msgspec.Struct, frozen=True):
+    """A policy's step; `low_us` and `high_us` bound its step time (95 %)."""
+
+    policy: str
+    step_us: float
+    low_us: float
+    high_us: float
+    exposed_us: float
+    communication_us: float
+    change_percent: float
+    """Change of step time against the baseline policy, not against the log, in which other settings may have run."""
+    change_low_percent: float
+    change_high_percent: float
+
+
+class StepRefusal(msgspec.Struct, frozen=True):
+    """A policy whose step is not judged, and the share of the step's communication without evidence."""
+
+    policy: str
+    refused_share_percent: float
+
+
+class WhatIf(msgspec.Struct, frozen=True):
+    """The changed step: its length under each policy, and what was assumed."""
+
+    change: str
+    logged_step_us: float
+    """Step time by the same kind of program for the job as it was logged."""
+    n_collectives: int
+    """In one step."""
+    communication_bytes: int
+    compute_us: float
+    totals: tuple[PolicyTotal, ...]
+    """Of one step's communication."""
+    step_estimates: tuple[StepEstimate, ...]
+    step_refusals: tuple[StepRefusal, ...]
+    assumptions: tuple[str, ...]
+
+
+class CheaperPolicy(msgspec.Struct, frozen=True):
+    """A policy whose cost is below the oracle's, over the collectives on which both can be judged."""
+
+    policy: str
+    below_percent: float
+    n_collectives: int
+    """Collectives for which it names a setting with a lower cost."""
+    n_by_evidence: dict[str, int]
+    """Of these, by what their costs rest on."""
+
+
+class OracleFacts(msgspec.Struct, frozen=True):
+    """What keeps the oracle from being the lowest possible cost."""
+
+    n_collectives: int
+    n_alone: int
+    """Collectives for which only NCCL's own choice has a cost: the oracle can only keep it."""
+    n_refused: int
+    """Collectives without any cost."""
+    cheaper: tuple[CheaperPolicy, ...] = ()
 
 
 class ReplayResult(msgspec.Struct, frozen=True):

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.fabric import Fabric
 from zerotune.store.counted import counted
-from zerotune.store.errors import TraceError
+from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import Collective, CommunicatorClass, DecisionKey, Phase, size_class
+from zerotune.store.trace_format import TRACE_SUFFIX
 from zerotune.store.wire import FLAG_MATCHED, FLAG_TIMED
-from zerotune.tuner.traces import Trace
+from zerotune.tuner.traces import Trace, read_trace
 from zerotune.tuner.traces.left_out import NOT_COLLECTIVES, LeftOut
-from zerotune.tuner.traces.own.reader import RECORD_DTYPE, STEP_DTYPE, OwnTrace
+from zerotune.tuner.traces.own.jobs import OneStart, one_start
+from zerotune.tuner.traces.own.reader import RECORD_DTYPE, STEP_DTYPE, OwnTrace, read_own, trace_files
 from zerotune.tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED
 
 Array = NDArray[Any]
@@ -87,6 +91,14 @@ class CollectiveTable:
     """Other notes of the reader."""
     own_comms: Array | None = None
     """Communicators of the rank that `steps` are of; None where the trace does not say whose they are."""
+    described: Fabric | None = None
+    """The fabric that the user named; None: the one that `fabric` names, if any."""
+
+    @cached_property
+    def machine(self) -> Fabric | None:
+        """The described fabric; None: nobody described it."""
+        name = self.fabric.get("emulated")
+        return self.described or (fabrics.load(name) if isinstance(name, str) and name else None)
 
     @property
     def n_left_out(self) -> int:
@@ -98,6 +110,7 @@ class CollectiveTable:
         """Their share of all that ran."""
         return 100 * self.n_left_out / max(1, self.n_left_out + (self.n_records or len(self.rows)))
 
+    @cached_property
     def shapes(self) -> tuple[list[Shape], Array]:
         """The distinct shapes, and for each row the index of its shape, int64, shape (n,)."""
         rows = self.rows
@@ -156,30 +169,28 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
         n_dropped=sum(trace.n_dropped for trace in traces),
         is_emulated=header.clock == "emulated",
         n_partial=n_partial,
-        notes=_cut_note(traces) + _missing_note(traces, header.n_ranks) + _partial_note(n_partial),
+        notes=tuple(_notes_of(traces, header.n_ranks, n_partial)),
         own_comms=np.unique(first.records["comm_id"]),
     )
 
 
-def _missing_note(traces: Sequence[OwnTrace], n_ranks: int) -> tuple[str, ...]:
-    if len(traces) >= n_ranks:
-        return ()
-    return (
-        f"Files of {len(traces)} of {n_ranks} ranks: durations may include waiting for the others, and no interval"
-        " knows of that.",
-    )
-
-
-def _cut_note(traces: Sequence[OwnTrace]) -> tuple[str, ...]:
+def _notes_of(traces: Sequence[OwnTrace], n_ranks: int, n_partial: int) -> Iterator[str]:
+    """What the files of one job lack."""
     cut = [trace.path.name for trace in traces if not trace.ended]
-    if not cut:
-        return ()
-    more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
-    return (
-        f"{', '.join(cut[:3])}{more} ({len(cut)} of {counted(len(traces), 'file')}) without an end mark: the process"
-        " was killed or the file was cut. What stands before the cut was replayed; up to a second before it is"
-        " missing.",
-    )
+    if cut:
+        more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
+        yield (
+            f"{', '.join(cut[:3])}{more} ({len(cut)} of {counted(len(traces), 'file')}) without an end mark: the"
+            " process was killed or the file was cut. What stands before the cut was replayed; up to a second before"
+            " it is missing."
+        )
+    if len(traces) < n_ranks:
+        yield (
+            f"Files of {len(traces)} of {n_ranks} ranks: durations may include waiting for the others, and no interval"
+            " knows of that."
+        )
+    if n_partial:
+        yield f"Left out: {n_partial:,} collectives that fewer ranks recorded than others of their communicator."
 
 
 def _told_by_all(comm_id: Array, n_reports: Array) -> Array:
@@ -191,12 +202,6 @@ def _told_by_all(comm_id: Array, n_reports: Array) -> Array:
     most = np.zeros(len(comms), np.int64)
     np.maximum.at(most, comm, n_reports)
     return np.asarray(n_reports == most[comm])
-
-
-def _partial_note(n_partial: int) -> tuple[str, ...]:
-    if not n_partial:
-        return ()
-    return (f"Left out: {n_partial:,} collectives that fewer ranks recorded than others of their communicator.",)
 
 
 def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable:
@@ -361,3 +366,87 @@ def _join(rows: Array) -> tuple[Array, Array]:
         joined["start_ns"] = joined_own["start_ns"] + np.maximum(waited_us * 1e3, 0).astype(np.int64)
     order = np.argsort(joined["start_ns"], kind="stable")
     return joined[order], np.diff(starts, append=len(ordered))[order]
+
+
+OWN_FORMAT: Final = "zerotune"
+
+
+def load_table(path: Path, fabric: str | None = None, **options: Any) -> CollectiveTable:
+    """The table of `read_table`, which takes the same arguments."""
+    return read_table(path, fabric, **options)[1]
+
+
+def read_table(
+    path: Path,
+    fabric: str | None = None,
+    *,
+    format_name: str | None = None,
+    collective: Collective | None = None,
+    job_id: str | None = None,
+    likely_job_id: str = "",
+) -> tuple[Trace, CollectiveTable]:
+    """A trace, and its collectives joined over its ranks.
+
+    Args:
+        path: a trace file, or a folder with one file per rank.
+        fabric: name or path of a fabric file, where the trace does not describe its machine.
+        format_name: read it as this format; None: found out.
+        collective: what was run, where the trace does not say it.
+        job_id: whose files are read, in a folder with several jobs.
+        likely_job_id: job to take among several where `job_id` is None.
+
+    Returns:
+        What was read, and one row per collective.
+
+    Raises:
+        TraceError: it is no trace, or a damaged one.
+        FabricError: there is no such fabric.
+        UserError: the trace ran on another fabric than `fabric`, or has no job `job_id`.
+    """
+    described = fabrics.load(fabric) if fabric is not None else None
+    if format_name is None and _is_named_as_ours(path):
+        format_name = OWN_FORMAT
+    trace = read_trace(path, format_name, collective=collective)
+    if trace.format_name == OWN_FORMAT:
+        table = _own(one_start(trace_files(path), job_id, likely_job_id))
+    else:
+        trace.refuse_job(job_id)
+        table = from_trace(trace, fabric=described)
+    if described is None:
+        return trace, table
+    own = table.fabric.get("emulated")
+    if own and table.fabric_id != described.fabric_id:
+        raise UserError(
+            f"the trace ran on fabric {own}, not on {described.name}",
+            f"drop --fabric, or ask for --on-fabric {described.name}",
+        )
+    fabric_id = table.fabric_id or described.fabric_id
+    return trace, replace(table, fabric_id=fabric_id, fabric=described.describe(), described=described)
+
+
+def _is_named_as_ours(path: Path) -> bool:
+    """Whether all of it has our traces' suffix, also where it is cut before it shows that it is ours."""
+    try:
+        files = [file for file in path.iterdir() if not file.name.startswith(".")] if path.is_dir() else [path]
+        return bool(files) and all(file.suffix == TRACE_SUFFIX and file.is_file() for file in files)
+    except OSError:
+        return False  # whoever reads it says why not
+
+
+def _own(start: OneStart) -> CollectiveTable:
+    """The table of our own traces, one file a rank; damaged files get a note while the others are used."""
+    traces, damaged = [], list(start.damaged)
+    for file in start.files:
+        try:
+            traces.append(read_own(file.path))
+        except TraceError as error:
+            damaged.append(error)
+    if not traces:
+        raise damaged[0]
+    notes = [f"{note[0].upper()}{note[1:]}." for note in start.notes]
+    if damaged:
+        which = damaged[0].problem + (f", and {len(damaged) - 1:,} more" if len(damaged) > 1 else "")
+        n_files = len(start.files) + len(start.damaged)
+        notes.append(f"Left out {len(damaged):,} of {n_files:,} files: {which}.")
+    table = from_own(traces)
+    return replace(table, notes=(*notes, *table.notes))

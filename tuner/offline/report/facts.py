@@ -42,8 +42,7 @@ from zerotune.tuner.offline.jobs.before_after import (
 )
 from zerotune.tuner.offline.jobs.finding import job_of
 from zerotune.tuner.offline.jobs.summary import RunSummary, check_alike, compared_job, read_summary
-from zerotune.tuner.offline.replay.loading import load_table
-from zerotune.tuner.offline.replay.table import CollectiveTable
+from zerotune.tuner.offline.replay.table import CollectiveTable, load_table
 
 Array = NDArray[Any]
 

@@ -9,9 +9,10 @@ from typing import Final
 import numpy as np
 
 from zerotune.store.records import Phase
+from zerotune.tuner.advice.prediction.timeline import OpKind, Timeline
+from zerotune.tuner.advice.prediction.timeline import Span as PlayedSpan
+from zerotune.tuner.offline.replay.schedule import StepModel, infer
 from zerotune.tuner.offline.replay.table import CollectiveTable
-from zerotune.tuner.offline.replay.timeline.program import OpKind, Program
-from zerotune.tuner.offline.replay.timeline.schedule import StepModel, infer
 
 Span = tuple[float, float]
 """(start, end) in microseconds since the step began."""
@@ -56,41 +57,28 @@ def timelines(tables: Sequence[CollectiveTable]) -> list[StepTimeline] | str:
 
 def played(label: str, model: StepModel) -> StepTimeline:
     """The steady step of `model` with the durations that were logged."""
-    program = model.program
-    free_us = [0.0] * (1 + max((call.stream for call in program.calls), default=0))
-    ends_us = [0.0] * len(program.calls)
-    now_us = 0.0
+    program = replace(model.program, slowdown=None)
+    timeline, began_us, step_us = Timeline(), 0.0, 0.0
     for _ in range(3):  # the first repetitions fill the pipeline
-        computation: list[Span] = []
-        communication: list[tuple[str, float, float]] = []
-        exposed: list[tuple[str, float, float]] = []
-        began_us = now_us
-        for kind, at, compute_us in program.ops:
-            if kind == OpKind.compute:
-                computation.append((now_us, now_us + compute_us))
-                now_us += compute_us
-            elif kind == OpKind.issue:
-                call = program.calls[at]
-                start_us = max(now_us, free_us[call.stream] + call.launch_us)
-                ends_us[at] = free_us[call.stream] = start_us + call.logged_us
-                communication.append((_phase(program, at), start_us, ends_us[at]))
-            elif ends_us[at] > now_us:
-                exposed.append((_phase(program, at), now_us, ends_us[at]))
-                now_us = ends_us[at]
+        spans: list[PlayedSpan] = []
+        began_us += step_us
+        step_us = timeline.step(program, spans=spans).end_us - began_us
+
+    def of(kind: OpKind) -> list[tuple[int, float, float]]:
+        found = [(op.at, begin_us - began_us, end_us - began_us) for op, begin_us, end_us in spans if op.kind is kind]
+        return [one for one in found if kind is OpKind.issue or one[2] - one[1] > MIN_SPAN_US]
+
+    def named(kind: OpKind) -> list[tuple[str, float, float]]:
+        return [(program.calls[at].shape.phase.name, start, end) for at, start, end in of(kind)]
+
     return StepTimeline(
         label=label,
-        step_us=now_us - began_us,
-        computation=[(start - began_us, end - began_us) for start, end in computation if end - start > MIN_SPAN_US],
-        communication=[(phase, start - began_us, end - began_us) for phase, start, end in communication],
-        exposed=[
-            (phase, start - began_us, end - began_us) for phase, start, end in exposed if end - start > MIN_SPAN_US
-        ],
+        step_us=step_us,
+        computation=[(start, end) for _, start, end in of(OpKind.compute)],
+        communication=named(OpKind.issue),
+        exposed=named(OpKind.wait),
         error_percent=model.error_percent,
     )
-
-
-def _phase(program: Program, at: int) -> str:
-    return program.calls[at].shape.phase.name
 
 
 def lanes_of(steps: Sequence[StepTimeline]) -> list[str]:

@@ -21,7 +21,7 @@ LOOK_EVERY_S: Final = 1.0
 
 
 class AdmittedClients:
-    """Answers ZeroMQ's question whether a client may connect, and ends connections whose answer has changed."""
+    """Owns thread `zerotune-clients`: whether a client may connect; ends connections whose answer has changed."""
 
     def __init__(self, context: zmq.Context[Any], folder: Path) -> None:
         self._folder = folder

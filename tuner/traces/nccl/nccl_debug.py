@@ -1,4 +1,4 @@
-"""NCCL_DEBUG logs of NCCL 2.20 to 2.30 and RCCL: calls (COLL), selections (TUNING), topology (GRAPH, INIT).
+"""NCCL_DEBUG logs of NCCL 2.20 to 2.30 and RCCL: calls (COLL), selections (TUNING), communicators (INIT).
 
 COLL lines are one per call and rank; their count is one rank's share where ranks have shares. TUNING lines
 come from rank 0 only; their bytes are total up to 2.23 and per rank from 2.24 on. Where a log has COLL lines,
@@ -22,23 +22,13 @@ import numpy as np
 
 from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from zerotune.store.errors import UserError
-from zerotune.store.records import Collective
 from zerotune.tuner.traces.files import line_chunks
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.nccl.nccl_debug_lines import (
-    CALL_HEAD,
-    CALL_TAIL,
-    CHOICE_HEAD,
-    CHOICE_TAIL,
-    MAX_LOG_LINE_BYTES,
-    Lines,
-    calls,
-    choices,
-)
-from zerotune.tuner.traces.nccl.nccl_tables import TableReader
+from zerotune.tuner.traces.rank_count import SHARED_OUT
 from zerotune.tuner.traces.records import (
     MAX_BYTES,
     MAX_CHANNELS,
+    POINT_TO_POINT,
     UNKNOWN_U1,
     UNKNOWN_U4,
     Block,
@@ -53,22 +43,28 @@ _COMM: Final = re.compile(
     rb"comm (0x[0-9a-f]+) rank (\d{1,9}) n[rR]anks (\d{1,9})(?: nNodes (\d{1,9}))?(?:[^\n]*?commId (0x[0-9a-f]+))?"
 )
 _OWNER: Final = re.compile(rb"([^\s:\]>|]+:\d+):\d+ \[\d+\] NCCL INFO ")
-_VERSION: Final = re.compile(rb"[NR]CCL version(?: :)? (\d{1,3})\.(\d{1,3})")
-_GRAPH: Final = re.compile(
-    rb"Pattern (\d{1,4}), crossNic (\d{1,4}), nChannels (\d{1,4}), bw (\d{1,9}(?:\.\d{1,9})?)/(\d{1,9}(?:\.\d{1,9})?), "
-    rb"type (\w{1,16})/(\w{1,16}), sameChannels (\d)"
+_BEGIN: Final = rb"(?<!\S)(?P<head>(?:\S*[\]>|:])?(?P<host>[^\s:\]>|]+:\d+):\d+ \[\d+\] NCCL INFO"
+_CALL: Final = re.compile(
+    _BEGIN + rb" (?P<name>\w+):) opCount (?P<number>[0-9a-f]{1,16}) sendbuff [^ ]* recvbuff [^ ]* (?:acc [^ ]* )?"
+    rb"count (?P<amount>\d{1,18}) (?P<tail>datatype (?P<datatype>\d{1,3}) op \S+ root \S+ comm (?P<comm>0x[0-9a-f]+) "
+    rb"\[nranks=(?P<n_ranks>\d{1,9})\])"
 )
+_CHOICE: Final = re.compile(
+    _BEGIN + rb"(?: (?P<name>\w+)(?: \[Symmetric\])?:)?) +(?P<amount>\d{1,18}) Bytes ?-> (?P<tail>"
+    rb"Algo (?P<algorithm>\w+) +proto (?P<protocol>\w+) +"
+    rb"(?:channel\{Lo\.\.Hi\}=\{(?P<low>\d{1,4})\.\.(?P<high>\d{1,4})\}|time)|Kernel (?P<kernel>\S+))"
+)
+_CALL_MARK: Final = re.compile(rb": opCount ")
+_CHOICE_MARK: Final = re.compile(rb"-> Algo | Bytes -> Kernel ")
+_MAX_LINE_BYTES: Final = 4096
+"""NCCL's own lines have at most 1,024."""
+_VERSION: Final = re.compile(rb"[NR]CCL version(?: :)? (\d{1,3})\.(\d{1,3})")
 _PER_RANK_SINCE: Final = (2, 24)
 MAX_SELECTIONS: Final = 1 << 20
 """Distinct lines that are kept, so that memory stays bounded."""
 MIN_NUMBERED: Final = 4096
 """Calls of which opCount is looked at before it is believed."""
 _ONE_CALLER: Final = ["comm_id", "collective", "rank"]
-_SHARED_OUT: Final = (
-    Collective.all_gather, Collective.reduce_scatter, Collective.all_to_all, Collective.gather, Collective.scatter,
-)  # fmt: skip
-"""NCCL's count of these is one rank's share."""
-_POINT_TO_POINT: Final = (Collective.send, Collective.recv, Collective.send_recv)
 _NO_SETTING: Final = (UNKNOWN_U1, UNKNOWN_U1, 0)
 
 
@@ -117,14 +113,14 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
     counters = SequenceNumbers()
     for chunk in _pieces(path, log, summary):
         if log.has_calls:
-            block = _records(calls(chunk), _call, log, summary)
+            block = _calls(chunk, log, summary)
             if not log.has_numbers:
                 _number(block, counters)
             if log.selections:
                 _apply_selections(block, log)
         else:
             summary.skip(LeftOut.damaged_line, chunk.count(b": opCount "))
-            block = _records(choices(chunk), _choice, log, summary)
+            block = _choices(chunk, log, summary)
             _number(block, counters)
         if len(block):
             yield block
@@ -149,7 +145,6 @@ def _pieces(path: Path, log: _Log, summary: Summary) -> Iterator[bytes]:
 
 def _survey(path: Path, summary: Summary) -> _Log:
     log = _Log()
-    tables = TableReader()
     has_selections, n_numbered = False, 0
     for chunk in line_chunks(path):
         # Few pieces of a long log need the patterns; a search for a word is many times as fast, one for a rare
@@ -161,19 +156,12 @@ def _survey(path: Path, summary: Summary) -> _Log:
             summary.facts["nccl_version"] = f"{log.version[0]}.{log.version[1]}"
         if b"anks " in chunk:
             _communicators(chunk, log)
-        if b"P" in chunk and b"Pattern " in chunk:
-            for graph in _GRAPH.finditer(chunk):
-                _graph(graph, summary)
-        if b"|" in chunk:
-            tables.read(chunk)
         if n_numbered < MIN_NUMBERED and log.has_numbers and b": opCount " in chunk:
-            block = _records(lines := calls(chunk), _call, log, Summary())
-            log.has_calls = log.has_calls or bool(lines.kinds)
+            block = _calls(chunk, log, Summary())
+            log.has_calls = log.has_calls or _CALL.search(chunk) is not None
             n_numbered += len(block)
             log.has_numbers = len(np.unique(block[[*_ONE_CALLER, "sequence"]])) == len(block)
         has_selections = has_selections or (b">" in chunk and b"-> Algo " in chunk)
-    if tables.cells:
-        summary.facts["model_table"] = tables.cells
     log.process_ranks = _process_ranks(log)
     if log.has_calls and has_selections:
         _learn_selections(path, log)
@@ -182,7 +170,7 @@ def _survey(path: Path, summary: Summary) -> _Log:
 
 def _communicators(chunk: bytes, log: _Log) -> None:
     for line in chunk.split(b"\n"):
-        if b"anks " not in line or len(line) > MAX_LOG_LINE_BYTES:  # over a long line the patterns take too long
+        if b"anks " not in line or len(line) > _MAX_LINE_BYTES:  # over a long line the patterns take too long
             continue
         for found in _COMM.finditer(line):
             owner = _OWNER.search(line, 0, found.start())
@@ -223,97 +211,109 @@ def _learn_selections(path: Path, log: _Log) -> None:
     for chunk in line_chunks(path):
         if b">" not in chunk or len(log.selections) >= MAX_SELECTIONS:
             continue
-        block = _records(choices(chunk), _choice, log, Summary())
+        block = _choices(chunk, log, Summary())
         shapes = ["collective", "message_bytes", "n_ranks", "algorithm", "protocol", "n_channels"]
         for collective, message_bytes, n_ranks, *setting in np.unique(block[shapes]).tolist():
             log.selections[collective, message_bytes, n_ranks].add(tuple(setting))
 
 
-def _graph(found: re.Match[bytes], summary: Summary) -> None:
-    pattern, _, n_channels, intra, inter, type_intra, type_inter, _ = (part.decode() for part in found.groups())
-    summary.facts.setdefault("graphs", {})[int(pattern)] = {
-        "n_channels": int(n_channels),
-        "bw_intra_gbs": float(intra),
-        "bw_inter_gbs": float(inter),
-        "type_intra": type_intra,
-        "type_inter": type_inter,
-    }
+def _calls(chunk: bytes, log: _Log, summary: Summary) -> Block:
+    return _records(chunk, _CALL_MARK, _CALL, _call, log, summary)
 
 
-def _records(lines: Lines, describe: Callable[..., int | LeftOut], log: _Log, summary: Summary) -> Block:
-    """Records of the lines; columns that all lines of a kind share are looked up once per kind."""
-    summary.skip(LeftOut.damaged_line, lines.n_damaged)
-    templates = empty_block(len(lines.kinds))
-    factors = np.zeros(len(lines.kinds))
-    n_of_kind = np.bincount(lines.picks, minlength=len(lines.kinds))
-    for index, (head, tail) in enumerate(lines.kinds):
-        factor = describe(head, tail, log, templates[index])
+def _choices(chunk: bytes, log: _Log, summary: Summary) -> Block:
+    return _records(chunk, _CHOICE_MARK, _CHOICE, _choice, log, summary)
+
+
+def _records(
+    chunk: bytes,
+    mark: re.Pattern[bytes],
+    pattern: re.Pattern[bytes],
+    describe: Callable[[re.Match[bytes], _Log, Any], int | LeftOut],
+    log: _Log,
+    summary: Summary,
+) -> Block:
+    """Records of the lines with a mark. What many lines share, before and after their numbers, is looked up once."""
+    n_lines = len(mark.findall(chunk))
+    kinds: dict[tuple[bytes, bytes], int] = {}
+    examples: list[re.Match[bytes]] = []
+    picks, amounts, numbers = [], [], []
+    for line in chunk.split(b"\n") if n_lines else ():
+        found = pattern.search(line) if len(line) <= _MAX_LINE_BYTES and mark.search(line) else None
+        if found is not None:
+            kind = kinds.setdefault((found["head"], found["tail"]), len(kinds))
+            if kind == len(examples):
+                examples.append(found)
+            picks.append(kind)
+            amounts.append(int(found["amount"]))
+            numbers.append(int(found["number"], 16) & UNKNOWN_U4 if pattern is _CALL else 0)
+    summary.skip(LeftOut.damaged_line, n_lines - len(picks))
+    templates = empty_block(len(kinds))
+    factors = np.zeros(len(kinds))
+    kind_of = np.array(picks, np.intp)
+    n_of_kind = np.bincount(kind_of, minlength=len(kinds))
+    for index, example in enumerate(examples):
+        factor = describe(example, log, templates[index])
         if isinstance(factor, LeftOut):
             summary.skip(factor, int(n_of_kind[index]))
         factors[index] = -1 if isinstance(factor, LeftOut) else factor
-    factors = factors[lines.picks]
-    message_bytes = lines.amounts * factors
+    factors = factors[kind_of]
+    message_bytes = np.array(amounts, np.int64) * factors
     sized = (message_bytes > 0) & (message_bytes <= MAX_BYTES)
     summary.skip(LeftOut.bytes_unknown, int(((factors >= 0) & ~sized).sum()))
-    block = templates[lines.picks]
+    block = templates[kind_of]
     block["message_bytes"] = np.where(sized, message_bytes, 0)
-    block["sequence"] = lines.op_counts
+    block["sequence"] = numbers
     return block if bool(sized.all()) else block[sized]
 
 
-def _call(head: bytes, tail: bytes, log: _Log, row: Any) -> int | LeftOut:
+def _call(found: re.Match[bytes], log: _Log, row: Any) -> int | LeftOut:
     """Fill in what all calls of one operation, type and communicator share; bytes per count, or why none is usable."""
-    begin, end = CALL_HEAD.fullmatch(head), CALL_TAIL.fullmatch(tail)
-    if begin is None or end is None:
-        return LeftOut.damaged_line
-    collective, width = find_collective(begin["name"].decode()), datatype_bytes(int(end["datatype"]))
-    if collective is None or width is None or collective in _POINT_TO_POINT:
+    collective, width = find_collective(found["name"].decode()), datatype_bytes(int(found["datatype"]))
+    if collective is None or width is None or collective in POINT_TO_POINT:
         return LeftOut.point_to_point_or_unknown
-    known, n_ranks = log.communicators.get((begin["host"], end["comm"])), int(end["n_ranks"])
+    known, n_ranks = log.communicators.get((found["host"], found["comm"])), int(found["n_ranks"])
     if known is None or known.n_ranks != n_ranks:  # another one was at this address
         known = _Communicator(UNKNOWN_U4, n_ranks)
-    row["collective"], row["datatype"], row["n_ranks"] = collective, int(end["datatype"]), n_ranks
-    row["n_nodes"], row["rank"] = known.n_nodes, log.process_ranks.get(begin["host"], known.rank)
-    row["comm_id"] = known.comm_id or communicator_id(end["comm"], begin["host"])
-    return width * (n_ranks if collective in _SHARED_OUT else 1)
+    row["collective"], row["datatype"], row["n_ranks"] = collective, int(found["datatype"]), n_ranks
+    row["n_nodes"], row["rank"] = known.n_nodes, log.process_ranks.get(found["host"], known.rank)
+    row["comm_id"] = known.comm_id or communicator_id(found["comm"], found["host"])
+    return width * (n_ranks if collective in SHARED_OUT else 1)
 
 
-def _choice(head: bytes, tail: bytes, log: _Log, row: Any) -> int | LeftOut:
+def _choice(found: re.Match[bytes], log: _Log, row: Any) -> int | LeftOut:
     """Fills in what all selections of one kind share."""
-    begin, end = CHOICE_HEAD.fullmatch(head), CHOICE_TAIL.fullmatch(tail)
-    if begin is None or end is None:
-        return LeftOut.damaged_line
-    if not begin["name"]:
+    if not found["name"]:
         return LeftOut.selection_without_collective
-    collective, setting = find_collective(begin["name"].decode()), _setting(end)
+    collective, setting = find_collective(found["name"].decode()), _setting(found)
     if collective is None or setting is None:
         return LeftOut.selection_with_unknown_name
     # One process may have several communicators, and a selection does not say whose it is.
-    mine = [known for (host, _), known in log.communicators.items() if host == begin["host"] and known.rank == 0]
+    mine = [known for (host, _), known in log.communicators.items() if host == found["host"] and known.rank == 0]
     shapes = {known.n_ranks for known in mine}
     n_ranks = shapes.pop() if len(shapes) == 1 else 0
-    is_named = not (end["algorithm"] or b"").isdigit()
-    if log.is_mixed and collective in _SHARED_OUT:
+    is_named = not (found["algorithm"] or b"").isdigit()
+    if log.is_mixed and collective in SHARED_OUT:
         return LeftOut.selection_of_several_releases
     per_rank = is_named if log.version == (0, 0) else log.version >= _PER_RANK_SINCE
-    if per_rank and collective in _SHARED_OUT and not n_ranks:
+    if per_rank and collective in SHARED_OUT and not n_ranks:
         return LeftOut.selection_without_ranks
     row["collective"], row["n_ranks"], row["rank"] = collective, n_ranks, 0
     row["algorithm"], row["protocol"], row["n_channels"] = setting
     if n_ranks:
         row["n_nodes"], row["comm_id"] = mine[0].n_nodes, mine[0].comm_id
-    return n_ranks if per_rank and collective in _SHARED_OUT else 1
+    return n_ranks if per_rank and collective in SHARED_OUT else 1
 
 
-def _setting(end: re.Match[bytes]) -> tuple[int, int, int] | None:
+def _setting(found: re.Match[bytes]) -> tuple[int, int, int] | None:
     """Algorithm, protocol and channels; unknown for kernels on symmetric memory, None where NCCL has no such names."""
-    if end["kernel"]:
+    if found["kernel"]:
         return _NO_SETTING
     try:
-        algorithm, protocol = parse_algorithm(end["algorithm"].decode()), parse_protocol(end["protocol"].decode())
+        algorithm, protocol = parse_algorithm(found["algorithm"].decode()), parse_protocol(found["protocol"].decode())
     except UserError:
         return None
-    n_channels = int(end["high"]) - int(end["low"]) + 1 if end["high"] else 0
+    n_channels = int(found["high"]) - int(found["low"]) + 1 if found["high"] else 0
     return algorithm, protocol, n_channels if 0 < n_channels <= MAX_CHANNELS else 0
 
 

@@ -14,40 +14,27 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import BASELINE, Candidate, Collective, Observation, TimingSource
-from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.traces.columns import Fields, Floats, Integers
 from zerotune.tuner.traces.csv_rows import value_in
 from zerotune.tuner.traces.files import line_chunks
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.nccl.bandwidth import contradict, shown
-from zerotune.tuner.traces.nccl.forced_setting import forced_setting
-from zerotune.tuner.traces.nccl.nccl_tables import TableReader
 from zerotune.tuner.traces.nccl.plain_lines import PlainLines
-from zerotune.tuner.traces.rank_count import MOST_RATIOS, RunRanks
+from zerotune.tuner.traces.rank_count import RunRanks
 from zerotune.tuner.traces.records import (
     BLOCK_ROWS,
     FLAG_FORCED,
-    MAX_BYTES,
     MAX_CHANNELS,
-    UNKNOWN_U1,
     Block,
     SequenceNumbers,
     Summary,
     blocks_of,
     communicator_id,
     datatype_index,
-    empty_block,
 )
 
 _NUMBER: Final = rb"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
-_TABLE: Final = re.compile(rb"(?m)(?:^[ \t]+\d+[ \t]+\d+[ \t]+[a-z][^\n]*\n)+")
-_KINDS: Final = re.compile(rb"([a-z_]\w*)(?: +([a-z]\w*))? +-?\d+")
-_KINDS_WITHOUT_ROOT: Final = re.compile(rb"([a-z_]\w*)(?: +([a-z]\w*))?")
 MAX_DEVIATION: Final = 1e-3
 _ROW_BEGUN: Final = re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)\s+(?:[a-z]\w*\s+)?-1")
 _ROW_KIND: Final = re.compile(rb"^\s*\d+\s+\d+\s+([a-z]\w*)(?:\s|$)")
@@ -68,6 +55,12 @@ _HEADER_WORDS: Final = (b"Rank", b"nThread", b"nccl-tests version", b"Collective
 """One of them is in each line of a header; where a log was pasted into a text, the # before it may be gone."""
 _PROGRAM: Final = re.compile(rb"(?<![\w.-])([a-zA-Z]\w{0,40}?_perf)\w{0,40}(?![\w/-]|\.\w)")
 _REDUCING: Final = (Collective.all_reduce, Collective.reduce_scatter, Collective.reduce)
+_MARGIN: Final = 0.1
+"""Means over runs, and GiB/s taken for GB/s, differ by less; another unit of time by a thousand."""
+_LAST_DIGIT_GBS: Final = 0.01
+"""Bandwidths are printed with two places."""
+_BYTES_PER_US: Final = 1e3
+"""Of one GB/s."""
 _GROUPED: Final = re.compile(rb" agg iters: (\d{1,9})")
 _FORCED: Final = re.compile(rb"NCCL_(ALGO|PROTO) set by environment to (\S+)")
 GROUPED: Final = "several collectives were grouped per iteration (-m): NCCL chose for them together, perhaps fused"
@@ -145,27 +138,57 @@ class _Run(RunRanks):
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
     """Two records per row of a table."""
-    reader, tables = _Reader(_Run(collective=named_in(path) or summary.collective), path.name, summary), TableReader()
+    reader = _Reader(_Run(collective=named_in(path) or summary.collective), path.name, summary)
     for chunk in line_chunks(path, summary):
-        if b"NCCL INFO" in chunk:
-            tables.read(chunk)
         yield from reader.blocks(chunk)
     yield from reader.rest()
-    if tables.cells:
-        summary.facts["model_table"] = tables.cells
 
 
 def with_ranks(block: Block, run: RunRanks, n_runs: int = 0) -> None:
-    """Write into a block the ranks and nodes that were found for its run.
-
-    Args:
-        block: the records of one run, changed in place.
-        run: the run, whose ranks were compared.
-        n_runs: how many runs came before it in the file.
-    """
+    """Write into the records of one run the ranks and nodes that were found for it."""
     n_ranks = 0 if run.count is None else run.count.n_ranks
     block["n_ranks"], block["n_nodes"] = n_ranks, run.n_nodes
     block["comm_id"] = communicator_id("nccl-tests", n_runs, n_ranks)
+
+
+def contradiction(message_bytes: int, duration_us: float, algbw_gbs: float) -> str | None:
+    """The row in words if its time is not its size by the algorithm bandwidth beside it; None if they agree."""
+    expected_gbs = message_bytes / (_BYTES_PER_US * duration_us)
+    if not abs(algbw_gbs - expected_gbs) > _MARGIN * max(expected_gbs, algbw_gbs) + _LAST_DIGIT_GBS:
+        return None
+    return f"{message_bytes} bytes in {duration_us:g} us at {algbw_gbs:g} GB/s"
+
+
+@lru_cache(maxsize=64)
+def forced_setting(nccl_algo: str, nccl_proto: str, collective: Collective | None) -> Candidate:
+    """What the environment forced, as far as it names one thing only: an algorithm, then perhaps a protocol.
+
+    Since NCCL 2.24 the variables may differ by collective ("ring;allreduce:tree").
+    """
+    algorithm = _for_collective(nccl_algo, collective)
+    if not algorithm:
+        return BASELINE
+    protocol = _for_collective(nccl_proto, collective)
+    try:
+        named = parse_algorithm(algorithm)
+    except UserError:
+        return BASELINE
+    try:
+        return Candidate(named, parse_protocol(protocol) if protocol else None)
+    except UserError:
+        return Candidate(named)
+
+
+def _for_collective(value: str, collective: Collective | None) -> str:
+    """The part of a list by collective that holds for this one; "" without any."""
+    found = ""
+    for part in value.split(";"):
+        name, has_name, rest = part.rpartition(":")
+        if not has_name:
+            found = rest
+        elif collective is not None and find_collective(name) is collective:
+            return rest
+    return found.strip()
 
 
 def named_in(path: Path) -> Collective | None:
@@ -193,21 +216,19 @@ class _Reader:
     """Records of the present run: how many ranks it has shows at its end, unless it is a long one."""
 
     def blocks(self, chunk: bytes) -> Iterator[Block]:
-        """The records that can be given out after a piece of the file; consecutive rows are read as one table."""
-        chunk = self.plain.of(chunk)
-        if b"NCCL INFO" in chunk:
-            yield from self._line_by_line(chunk)
-            return
-        at = 0
-        for table in _TABLE.finditer(chunk):
-            yield from self._line_by_line(chunk[at : table.start()])
-            at = table.end()
-            rows = None if self.run.split is not None else self._table(table[0])
-            if rows is None:
-                yield from self._line_by_line(table[0])
-            elif len(rows):
-                yield from self._hold([rows])
-        yield from self._line_by_line(chunk[at:])
+        """The records that can be given out after a piece of the file."""
+        observations: list[Observation] = []
+        for line in filter(None, self.plain.of(chunk).split(b"\n")):
+            if self._begins_run(line):
+                self.held += blocks_of(iter(observations))
+                yield from self.rest()
+                observations = []
+                self.n_runs += 1
+                self.run = _Run(collective=self.run.collective, is_unknown_program=self.run.is_unknown_program)
+            observations += self._line(line)
+        self.held += blocks_of(iter(observations))
+        if sum(map(len, self.held)) >= BLOCK_ROWS:
+            yield from self.rest()
 
     def rest(self) -> Iterator[Block]:
         """The records that are held, with what is known of the run."""
@@ -224,75 +245,11 @@ class _Reader:
             yield block
         self.held = []
 
-    def _hold(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        self.held += blocks
-        if sum(map(len, self.held)) >= BLOCK_ROWS:
-            yield from self.rest()
-
-    def _line_by_line(self, chunk: bytes) -> Iterator[Block]:
-        observations: list[Observation] = []
-        for line in filter(None, chunk.split(b"\n")):
-            if self._begins_run(line):
-                yield from self._hold(blocks_of(iter(observations)))
-                yield from self.rest()
-                observations = []
-                self.n_runs += 1
-                self.run = _Run(collective=self.run.collective, is_unknown_program=self.run.is_unknown_program)
-            observations += self._line(line)
-        yield from self._hold(blocks_of(iter(observations)))
-
     def _begins_run(self, line: bytes) -> bool:
         if self.run.in_header:
             return False
         is_header = (b"Rank" in line and _RANK.match(line)) or (b"n" in line and _RUN.match(line)) or _is_heading(line)
         return bool(is_header or (_programs(line) and _CONCLUDED not in line))
-
-    def _table(self, text: bytes) -> Block | None:
-        """Rows of a known collective, all with both times and no wrong results; None: go line by line."""
-        collective, fields = self.run.collective, Fields(text, b" ")
-        full, first, n_fields = fields.full()
-        first, n_fields = first[n_fields > 0], n_fields[n_fields > 0]
-        # Size, count, type, perhaps redop and root; twice time, two bandwidths and wrong results, perhaps more.
-        width, n_side = int(n_fields[0]), 4 + self.run.n_extra
-        if collective is None or self.run.is_cpu_time or width < 3 + 2 * n_side or not (n_fields == width).all():
-            return None
-        sizes, kinds = fields.integers(full[first]), fields.texts(full[first + 2], full[first + width - 2 * n_side - 1])
-        sides = [first + width - 2 * n_side, first + width - n_side]
-        first_us, second_us = (fields.decimals(full[side]) for side in sides)
-        wrong = [fields.texts(full[side + 3], full[side + 3]) for side in sides]
-        if sizes is None or kinds is None or first_us is None or second_us is None:
-            return None
-        found = [(_KINDS if self.run.has_root else _KINDS_WITHOUT_ROOT).fullmatch(kind) for kind in kinds[1]]
-        if not all(column is not None and all(map(is_right, column[1])) for column in wrong) or not all(found):
-            return None
-        if not all(one is not None and fits(collective, one[2]) for one in found):
-            return None
-        unused = [(first + 1, rb"\d+"), *((side + offset, _NUMBER) for side in sides for offset in (1, 2))]
-        if not all(_is_all(fields, full[column], pattern) for column, pattern in unused):
-            return None
-        durations_us = np.stack((first_us, second_us), 1).ravel()
-        if sizes.min() < 1 or sizes.max() > MAX_BYTES or durations_us.min() <= 0:
-            return None
-        bandwidths = [[_numbers(fields, full[side + offset]) for offset in (1, 2)] for side in sides]
-        if contradict(np.repeat(sizes, 2), durations_us, np.stack([one[0] for one in bandwidths], 1).ravel()).any():
-            return None
-        self.run.in_header = False
-        datatypes = [datatype_index(one[1].decode()) for one in found if one is not None]
-        block = empty_block(len(durations_us))
-        block["collective"], block["message_bytes"] = collective, np.repeat(sizes, 2)
-        block["duration_us"], block["timing_source"], block["flags"] = durations_us, TimingSource.reported, FLAG_TIMED
-        known = np.array([UNKNOWN_U1 if one is None else one for one in datatypes], np.uint8)
-        block["datatype"] = np.repeat(known[kinds[0]], 2)
-        block["rank"] = 0
-        setting, n_channels = self.run.setting()
-        if setting.algorithm is not None:
-            block["algorithm"], block["n_channels"] = setting.algorithm, n_channels
-            block["protocol"] = UNKNOWN_U1 if setting.protocol is None else setting.protocol
-        for algbw, busbw in bandwidths:
-            best = np.lexsort((busbw, algbw))[-MOST_RATIOS:]
-            self.run.saw(zip(algbw[best].tolist(), busbw[best].tolist(), strict=True))
-        block["sequence"] = self.counters.take(self.n_runs, collective, len(block)) + np.arange(len(block))
-        return block
 
     def _line(self, line: bytes) -> Iterator[Observation]:
         run = self.run
@@ -360,9 +317,8 @@ class _Reader:
             if not 0 < duration_us < 1e12:
                 self.summary.skip(LeftOut.row_without_time)
                 continue
-            if algbw is not None and contradict(message_bytes, duration_us, float(algbw)):
-                row = shown(message_bytes, duration_us, float(algbw))
-                self.summary.skip(LeftOut.contradicting_time, 1, f"{row} in {self.file_name}")
+            if algbw is not None and (wrong := contradiction(message_bytes, duration_us, float(algbw))):
+                self.summary.skip(LeftOut.contradicting_time, 1, f"{wrong} in {self.file_name}")
                 continue
             if algbw is not None and busbw is not None:
                 run.saw([(float(algbw), float(busbw))])
@@ -378,22 +334,6 @@ class _Reader:
                 duration_us=duration_us,
                 timing_source=TimingSource.reported,
             )
-
-
-def _numbers(fields: Fields, column: Integers) -> Floats:
-    """A column of numbers, in unusual forms too; NaN: it cannot be read."""
-    numbers = fields.decimals(column)
-    texts = fields.texts(column, column) if numbers is None else None
-    if texts is not None:
-        numbers = np.array(list(map(float, texts[1])))[texts[0]]
-    return np.full(len(column), np.nan) if numbers is None else numbers
-
-
-def _is_all(fields: Fields, column: Integers, pattern: bytes) -> bool:
-    """Whether every field of an unused column has the form that reading line by line would demand."""
-    numbers = fields.decimals(column) if pattern == _NUMBER else fields.integers(column)
-    texts = fields.texts(column, column) if numbers is None else None
-    return numbers is not None or (texts is not None and all(re.fullmatch(pattern, text) for text in texts[1]))
 
 
 def _words(line: bytes) -> str:

@@ -16,9 +16,7 @@ from zerotune.store.errors import TraceError
 from zerotune.store.records import Collective, Observation, TimingSource
 from zerotune.tuner.traces.files import JsonStream
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.nccl.bandwidth import contradict, shown
-from zerotune.tuner.traces.nccl.forced_setting import forced_setting
-from zerotune.tuner.traces.nccl.nccl_tests import GROUPED, with_ranks
+from zerotune.tuner.traces.nccl.nccl_tests import GROUPED, contradiction, forced_setting, with_ranks
 from zerotune.tuner.traces.rank_count import MAX_RANKS, RunRanks
 from zerotune.tuner.traces.records import (
     FLAG_DEFAULT,
@@ -127,8 +125,8 @@ def _observations(
                 summary.skip(LeftOut.wrong_result)
                 continue
             bandwidths, mean_us = list(_bandwidths(body)), body.get("time") if isinstance(body, Mapping) else None
-            if bandwidths and _is_time(mean_us) and contradict(message_bytes, mean_us, bandwidths[0][0]):
-                summary.skip(LeftOut.contradicting_time, 1, shown(message_bytes, mean_us, bandwidths[0][0]))
+            if bandwidths and _is_time(mean_us) and (wrong := contradiction(message_bytes, mean_us, bandwidths[0][0])):
+                summary.skip(LeftOut.contradicting_time, 1, wrong)
                 continue
             run.saw(bandwidths)
             for duration_us in _times(body, result.get(iterations_key), summary):

@@ -25,8 +25,7 @@ from zerotune.tuner.traces.records import (
     Block,
     Summary,
     blocks_of,
-    datatype_bytes,
-    datatype_index,
+    element_bytes,
 )
 
 
@@ -128,8 +127,7 @@ def _events(path: Path, summary: Summary) -> Iterator[_Event]:
 def _finished(pending: _Pending, n_ranks_of: dict[int, int], summary: Summary) -> Iterator[Observation]:
     event, details = pending.event, pending.details
     collective = find_collective(details.func)
-    index = datatype_index(details.dtype)
-    width = None if index is None else datatype_bytes(index)
+    width = element_bytes(details.dtype)
     n_ranks = n_ranks_of.get(event.commId, 0)
     if collective is None or width is None:
         summary.skip(LeftOut.unknown_operation)

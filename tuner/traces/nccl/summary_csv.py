@@ -14,10 +14,9 @@ from typing import Final, NamedTuple
 
 from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.records import Collective, Observation, TimingSource
-from zerotune.tuner.traces.csv_rows import cells_of, csv_chunks, numbered, rows_of, value_in
+from zerotune.tuner.traces.csv_rows import cells_of, numbered_rows, value_in
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.nccl.bandwidth import contradict, shown
-from zerotune.tuner.traces.nccl.nccl_tests import fits, is_right, named_in
+from zerotune.tuner.traces.nccl.nccl_tests import contradiction, fits, is_right, named_in
 from zerotune.tuner.traces.rank_count import MAX_RANKS, Implied, implied_ranks, rank_count
 from zerotune.tuner.traces.records import (
     BLOCK_ROWS,
@@ -27,8 +26,7 @@ from zerotune.tuner.traces.records import (
     Summary,
     blocks_of,
     communicator_id,
-    datatype_bytes,
-    datatype_index,
+    element_bytes,
     sized_call,
 )
 
@@ -149,13 +147,12 @@ def _with_ranks(rows: list[_Row], path: Path, summary: Summary) -> Iterator[_Row
 def _rows(path: Path, summary: Summary) -> Iterator[_Row]:
     columns: _Columns | None = None
     fallback = named_in(path) or summary.collective
-    for first_line, chunk in csv_chunks(path, summary):
-        for line, row in numbered(rows_of(chunk, path), first_line):
-            if columns is None:
-                columns = _columns(row) or _Columns({}, ())
-                summary.columns_found = ", ".join(row)
-            elif row and columns.sides:
-                yield from _rows_of(columns, row, f"in line {line} of {path.name}", fallback, summary)
+    for line, row in numbered_rows(path, summary):
+        if columns is None:
+            columns = _columns(row) or _Columns({}, ())
+            summary.columns_found = ", ".join(row)
+        elif columns.sides:
+            yield from _rows_of(columns, row, f"in line {line} of {path.name}", fallback, summary)
 
 
 def _rows_of(
@@ -174,10 +171,9 @@ def _rows_of(
         return
     n_ranks, n_nodes = (int(_number(cells.get(name, ""), MAX_RANKS)) for name in ("ranks", "nodes"))
     n_ranks *= int(_number(cells.get("each", "1"), MAX_RANKS))
-    index = datatype_index(cells.get("dtype", ""))
+    width = element_bytes(cells.get("dtype"))
     message_bytes: int | None = int(_number(cells.get("bytes", ""), MAX_BYTES))
-    if "bytes" not in cells and index is not None:
-        width = datatype_bytes(index) or 0
+    if "bytes" not in cells and width is not None:
         sides = [int(_number(cells.get(side, ""), MAX_BYTES)) * width or None for side in ("in", "out")]
         message_bytes, n_ranks = sized_call(collective, sides, {"its column": n_ranks}, summary, where)
     if not message_bytes:
@@ -193,10 +189,10 @@ def _rows_of(
             summary.skip(LeftOut.wrong_result)
         elif not duration_us:
             summary.skip(LeftOut.row_without_time, 1, f"{value_in('time', time)} {where}")
-        elif algbw and contradict(message_bytes, duration_us, algbw):
-            summary.skip(LeftOut.contradicting_time, 1, f"{shown(message_bytes, duration_us, algbw)} {where}")
+        elif algbw and (contradicting := contradiction(message_bytes, duration_us, algbw)):
+            summary.skip(LeftOut.contradicting_time, 1, f"{contradicting} {where}")
         else:
-            datatype = None if index is None else cells["dtype"]
+            datatype = None if width is None else cells["dtype"]
             yield _Row(collective, message_bytes, n_ranks, n_nodes, datatype, duration_us, algbw, busbw)
 
 

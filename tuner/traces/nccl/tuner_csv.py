@@ -9,41 +9,37 @@ total) are not read as times.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final, NamedTuple, TypeVar
 
 from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from zerotune.store.errors import TraceError, UserError
-from zerotune.store.records import TimingSource
+from zerotune.store.records import Algorithm, Protocol, TimingSource
 from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.traces.columns import Fields, Floats, Integers
-from zerotune.tuner.traces.csv_rows import csv_chunks, header_cells, line_of, rows_of, value_in
+from zerotune.tuner.traces.csv_rows import header_cells, numbered_rows, value_in
+from zerotune.tuner.traces.files import head
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.near_misses import TUNER_REQUIRED, wrong_with
 from zerotune.tuner.traces.records import (
     FLAG_DEFAULT,
     FLAG_FORCED,
-    MAX_EXAMPLES,
     UNKNOWN_U1,
     Block,
     Summary,
     empty_block,
 )
-from zerotune.tuner.traces.refused import Refusal
+from zerotune.tuner.traces.refused import TUNER_REQUIRED, Refusal, wrong_with
 
-_NAMES: Final = ("collective", "algorithm", "protocol")
-_NUMBERS: Final[tuple[str, ...]] = ("size_bytes", "channels", "nodes", "ranks", "latency_us")
+_Name = TypeVar("_Name", Algorithm, Protocol)
 _NCCLS_CHOICE: Final = "default"
 _NOTHING: Final = ("", _NCCLS_CHOICE, "none", "-1")
 _MOST_CHANNELS: Final = 64
 _MOST_RANKS: Final = 1 << 24
 _MOST_US: Final = 1e12
+_MOST_BYTES: Final = 1 << 51
+_ROWS_AT_ONCE: Final = 8192
 
 
 def matches(begin: bytes) -> bool:
@@ -61,111 +57,60 @@ def _is_header(line: str) -> bool:
     return "size_bytes" in names and len(names.intersection(TUNER_REQUIRED)) >= len(TUNER_REQUIRED) - 1
 
 
+class _Row(NamedTuple):
+    """What a record says; named as the columns of a block are."""
+
+    collective: int
+    algorithm: int
+    protocol: int
+    message_bytes: float
+    n_ranks: float
+    n_nodes: float
+    n_channels: float
+    duration_us: float
+    flags: int
+
+
 def read(path: Path, summary: Summary) -> Iterator[Block]:
     """One record per row; rows without `latency_us` have no duration."""
-    columns: dict[str, int] | None = None
-    for first_line, chunk in csv_chunks(path, summary):
-        line, text = first_line, chunk
+    rows = _rows(path, summary)
+    while piece := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+        block = empty_block(len(piece))
+        for name, values in zip(_Row._fields, zip(*piece, strict=True), strict=True):
+            block[name] = values
+        block["rank"] = 0
+        block["timing_source"] = [TimingSource.reported if row.duration_us > 0 else TimingSource.none for row in piece]
+        yield block
+
+
+def _rows(path: Path, summary: Summary) -> Iterator[_Row]:
+    columns = _columns_in_comment(path)
+    for line, cells in numbered_rows(path, summary):
+        where = f"line {line} of {path.name}"
         if columns is None:
-            columns, n_bytes = _header(chunk, first_line, path)
-            line, text = first_line + chunk[:n_bytes].count(b"\n"), chunk[n_bytes:]
-        if columns is None or not text.strip():
-            continue
-        rows = _even_rows(text, line, columns) or _uneven_rows(text, line, columns, summary, path)
-        yield _block(rows, columns, summary, path)
+            columns = _columns(",".join(cells), path, line)
+        elif len(cells) <= max(columns.values()):
+            summary.skip(LeftOut.few_columns, 1, where)
+        else:
+            row = _row({name: cells[place] for name, place in columns.items()})
+            if isinstance(row, _Row):
+                yield row
+            else:
+                reason, name = row
+                summary.skip(reason, 1, f"{value_in(name, cells[columns[name]])} in {where}")
     if columns is None:
         raise TraceError(f"{path} has no header", "the first line names the columns")
 
 
-def _header(chunk: bytes, first_line: int, path: Path) -> tuple[dict[str, int] | None, int]:
-    """The columns, and the byte where the rows begin; the header may be a comment."""
-    columns, n_bytes = None, 0
-    for number, line in enumerate(chunk.splitlines(keepends=True)):
-        words = line.decode("utf-8", "replace")
-        is_comment = words.startswith("#")
-        if (is_comment and _is_header(words)) or not (is_comment or columns or not words.strip()):
-            columns = _columns(words.strip(), path, first_line + number)
-        elif not is_comment and columns:
+def _columns_in_comment(path: Path) -> dict[str, int] | None:
+    """The columns that a comment before the first row names; None if none does."""
+    columns = None
+    for number, text in enumerate(head(path).decode("utf-8", "replace").splitlines(), start=1):
+        if text.startswith("#") and _is_header(text):
+            columns = _columns(text.strip(), path, number)
+        elif text.strip() and not text.startswith("#"):
             break
-        n_bytes += len(line)
-    return columns, n_bytes
-
-
-Checks = dict[LeftOut, dict[str, NDArray[np.bool_]]]
-"""By reason and column, which rows are right."""
-Names = tuple[NDArray[np.intp], list[str]]
-"""Of each row the number of its name, and the distinct names."""
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The columns that matter, of the rows of one piece of the file."""
-
-    names: dict[str, Names]
-    numbers: dict[str, Floats]
-    """NaN = none. Columns that the file lacks are missing."""
-    line: Callable[[int], int]
-    """The number of a row's line."""
-    cells: Callable[[int], list[str]]
-    """A row's cells."""
-    n_rows: int
-
-
-def _even_rows(text: bytes, first_line: int, columns: dict[str, int]) -> _Rows | None:
-    """Rows that all have their columns; None if any does not, is quoted, or is a comment."""
-    if b"#" in text or b'"' in text:
-        return None
-    fields = Fields(text, b",")
-    first, n_fields = fields.lines()
-    blank = (n_fields == 1) & fields.are(first, b"")
-    first, n_fields = first[~blank], n_fields[~blank]
-    if not len(first) or n_fields.min() <= max(columns.values()):
-        return None
-    texts = {name: fields.texts(first + columns[name], first + columns[name]) for name in _NAMES}
-    numbers = {name: _column(fields, first + columns[name]) for name in _NUMBERS if name in columns}
-    if any(one is None for one in texts.values()) or any(one is None for one in numbers.values()):
-        return None
-    names = {name: (one[0], [text.decode("utf-8", "replace") for text in one[1]]) for name, one in texts.items() if one}
-
-    def line(at: int) -> int:
-        return int(np.flatnonzero(~blank)[at])
-
-    return _Rows(
-        names,
-        {name: one for name, one in numbers.items() if one is not None},
-        lambda at: first_line + line(at),
-        lambda at: text.split(b"\n")[line(at)].decode("utf-8", "replace").split(","),
-        len(first),
-    )
-
-
-def _column(fields: Fields, column: Integers) -> Floats | None:
-    """A column of numbers; those in unusual forms are read by float(), each distinct one once."""
-    numbers = fields.decimals(column)
-    texts = fields.texts(column, column) if numbers is None else None
-    return np.array(list(map(_number, texts[1])))[texts[0]] if texts is not None else numbers
-
-
-def _uneven_rows(text: bytes, first_line: int, columns: dict[str, int], summary: Summary, path: Path) -> _Rows:
-    """Those rows that have enough fields."""
-    found, width = rows_of(text, path), max(columns.values()) + 1
-    places = [at for at, row in enumerate(found) if row]
-    short = [at for at in places if len(found[at]) < width]
-    examples = (f"line {first_line + line_of(found, at)} of {path.name}" for at in short[:MAX_EXAMPLES])
-    summary.skip(LeftOut.few_columns, len(short), *examples)
-    kept = [at for at in places if len(found[at]) >= width]
-    rows = [found[at] for at in kept]
-    names: dict[str, Names] = {}
-    for name in _NAMES:
-        texts = [row[columns[name]] for row in rows]
-        known = {text: index for index, text in enumerate(dict.fromkeys(texts))}
-        names[name] = (np.array([known[text] for text in texts], np.intp), list(known))
-    numbers = {
-        name: np.array([_number(row[columns[name]]) for row in rows], np.float64)
-        for name in _NUMBERS
-        if name in columns
-    }
-    return _Rows(names, numbers, lambda at: first_line + line_of(found, kept[at]), lambda at: rows[at], len(rows))
+    return columns
 
 
 def _columns(header: str, path: Path, line: int) -> dict[str, int]:
@@ -178,116 +123,66 @@ def _columns(header: str, path: Path, line: int) -> dict[str, int]:
     return columns
 
 
-def _numbers_of(names: Names, find: Callable[[str], int]) -> NDArray[np.int64]:
-    """The number of each name, looked up once per distinct one; -1 for an empty name, 255 for an unknown one."""
-    picks, texts = names
-    known = []
-    for text in texts:
-        try:
-            known.append(-1 if text.strip().lower() in _NOTHING else find(text))
-        except UserError:
-            known.append(UNKNOWN_U1)
-    return np.array(known, np.int64)[picks]
+def _row(cells: dict[str, str]) -> _Row | tuple[LeftOut, str]:
+    """What a row says; if that cannot be, the reason and the column."""
+    names = {name: cells[name].strip().lower() for name in ("algorithm", "protocol")}
+    collective, algorithm = find_collective(cells["collective"]), _parsed(parse_algorithm, names["algorithm"])
+    protocol = _parsed(parse_protocol, names["protocol"])
+    is_default = names["algorithm"] == _NCCLS_CHOICE or all(name in _NOTHING for name in names.values())
+    n_bytes, n_channels, n_nodes, n_ranks, duration_us = (
+        _number(cells.get(name, "")) for name in ("size_bytes", "channels", "nodes", "ranks", "latency_us")
+    )
+    checks = (
+        (collective is not None, LeftOut.unknown_name, "collective"),
+        (is_default or algorithm is not None, LeftOut.unknown_name, "algorithm"),
+        (is_default or protocol is not None, LeftOut.unknown_name, "protocol"),
+        (0 < n_bytes < math.inf and n_bytes.is_integer(), LeftOut.unknown_name, "size_bytes"),
+        (not math.isinf(duration_us), LeftOut.unknown_name, "latency_us"),
+        # Taken for "channels unknown", such a row would pass for a measurement of the algorithm and protocol alone.
+        (is_default or _is_count(n_channels, _MOST_CHANNELS), LeftOut.impossible_channels, "channels"),
+        (_is_count(n_ranks, _MOST_RANKS), LeftOut.impossible_ranks_or_nodes, "ranks"),
+        (_is_count(n_nodes, _MOST_RANKS), LeftOut.impossible_ranks_or_nodes, "nodes"),
+        (math.isnan(duration_us) or 0 < duration_us < _MOST_US, LeftOut.impossible_time, "latency_us"),
+    )
+    for is_right, reason, name in checks:
+        if not is_right:
+            return reason, name
+    assert collective is not None
+    is_named, is_timed = algorithm is not None and protocol is not None, duration_us > 0
+    return _Row(
+        collective,
+        algorithm if is_named and algorithm is not None else UNKNOWN_U1,
+        protocol if is_named and protocol is not None else UNKNOWN_U1,
+        min(n_bytes, _MOST_BYTES),
+        n_ranks if n_ranks > 0 else 0,
+        n_nodes if n_nodes > 0 else 0,
+        n_channels if 0 < n_channels <= _MOST_CHANNELS and n_channels.is_integer() else 0,
+        duration_us if is_timed else -1.0,
+        (FLAG_TIMED if is_timed else 0) | (FLAG_DEFAULT if is_default else FLAG_FORCED),
+    )
 
 
-def _are(names: Names, wanted: str) -> NDArray[np.bool_]:
-    """Which rows say `wanted`."""
-    picks, texts = names
-    return np.array([text.strip().lower() == wanted for text in texts], np.bool_)[picks]
+def _parsed(parse: Callable[[str], _Name], text: str) -> _Name | None:
+    """The algorithm or protocol of that name; None if there is none."""
+    try:
+        return None if text in _NOTHING else parse(text)
+    except UserError:
+        return None
 
 
-def _collective(text: str) -> int:
-    found = find_collective(text)
-    return UNKNOWN_U1 if found is None else int(found)
+def _is_count(value: float, most: int) -> bool:
+    """Whether it is a whole number from 0 to `most`, or empty (-1 stands for that, too)."""
+    return math.isnan(value) or (-1 <= value <= most and value.is_integer())
 
 
-def _block(rows: _Rows, columns: dict[str, int], summary: Summary, path: Path) -> Block:
-    n_rows = rows.n_rows
-    block = empty_block(n_rows)
-    collective = _numbers_of(rows.names["collective"], _collective)
-    algorithm = _numbers_of(rows.names["algorithm"], parse_algorithm)
-    protocol = _numbers_of(rows.names["protocol"], parse_protocol)
-    unknown = np.full(n_rows, np.nan)
-    message_bytes, channels, n_nodes, n_ranks, latency_us = (rows.numbers.get(name, unknown) for name in _NUMBERS)
-    is_default = _are(rows.names["algorithm"], _NCCLS_CHOICE) | ((algorithm == -1) & (protocol == -1))
-    named = _is_name(algorithm) & _is_name(protocol)
-    # Taken for "channels unknown", such a row would pass for a measurement of the algorithm and protocol alone.
-    checks: Checks = {
-        LeftOut.unknown_name: {
-            "collective": _is_name(collective),
-            "algorithm": is_default | _is_name(algorithm),
-            "protocol": is_default | _is_name(protocol),
-            "size_bytes": (message_bytes > 0) & (message_bytes == np.floor(message_bytes)) & np.isfinite(message_bytes),
-            "latency_us": ~np.isinf(latency_us),
-        },
-        LeftOut.impossible_channels: {"channels": is_default | _is_count(channels, _MOST_CHANNELS)},
-        LeftOut.impossible_ranks_or_nodes: {
-            "ranks": _is_count(n_ranks, _MOST_RANKS),
-            "nodes": _is_count(n_nodes, _MOST_RANKS),
-        },
-        LeftOut.impossible_time: {"latency_us": np.isnan(latency_us) | _is_time(latency_us)},
-    }
-    usable = _usable(checks, rows, columns, summary, path)
-    timed = _is_time(latency_us)
-    block["collective"] = np.where(usable, collective, 0)
-    block["algorithm"] = np.where(named, algorithm, UNKNOWN_U1)
-    block["protocol"] = np.where(named, protocol, UNKNOWN_U1)
-    block["message_bytes"] = np.where(usable, np.clip(message_bytes, 0, 1 << 51), 0)
-    for name, values, most in (
-        ("n_ranks", n_ranks, _MOST_RANKS),
-        ("n_nodes", n_nodes, _MOST_RANKS),
-        ("n_channels", channels, _MOST_CHANNELS),
-    ):
-        block[name] = np.where((values >= 0) & _is_count(values, most), values, 0)
-    block["rank"] = 0
-    block["duration_us"] = np.where(timed, latency_us, -1.0)
-    block["timing_source"] = np.where(timed, TimingSource.reported, TimingSource.none)
-    block["flags"] = np.where(timed, FLAG_TIMED, 0) + np.where(is_default, FLAG_DEFAULT, FLAG_FORCED)
-    kept: Block = block[usable]
-    return kept
-
-
-def _usable(checks: Checks, rows: _Rows, columns: dict[str, int], summary: Summary, path: Path) -> NDArray[np.bool_]:
-    """Which rows pass all checks; the others are counted by reason, the first with their values and lines."""
-    usable = np.ones(rows.n_rows, np.bool_)
-    for reason, by_column in checks.items():
-        right = np.logical_and.reduce(list(by_column.values()))
-        wrong = np.flatnonzero(usable & ~right)
-        examples = []
-        for at in wrong[:MAX_EXAMPLES].tolist():
-            name = next(name for name, is_right in by_column.items() if not is_right[at])
-            value = value_in(name, rows.cells(at)[columns[name]])
-            examples.append(f"{value} in line {rows.line(at)} of {path.name}")
-        summary.skip(reason, len(wrong), *examples)
-        usable &= right
-    return usable
-
-
-def _is_name(numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-    known: NDArray[np.bool_] = (numbers >= 0) & (numbers != UNKNOWN_U1)
-    return known
-
-
-def _is_time(us: Floats) -> NDArray[np.bool_]:
-    possible: NDArray[np.bool_] = (us > 0) & (us < _MOST_US)
-    return possible
-
-
-def _is_count(values: Floats, most: int) -> NDArray[np.bool_]:
-    """Which are whole numbers from 0 to `most`, or empty (-1 stands for that, too)."""
-    possible: NDArray[np.bool_] = (values >= -1) & (values <= most) & (values == np.floor(values))
-    return possible | np.isnan(values)
-
-
-def _number(text: str | bytes) -> float:
+def _number(text: str) -> float:
     """The number in a cell; NaN for an empty cell, infinity for other text."""
-    word = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-    if word.strip().lower() in _NOTHING:
+    if text.strip().lower() in _NOTHING:
         return math.nan
     try:
-        number = float(word)
+        number = float(text)
     except ValueError:
         return math.inf
     # Python reads more than tables mean: 1_024, and digits of other scripts.
-    is_plain = word.isascii() and "_" not in word and not math.isnan(number)
+    is_plain = text.isascii() and "_" not in text and not math.isnan(number)
     return number if is_plain else math.inf

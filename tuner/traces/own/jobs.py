@@ -79,13 +79,7 @@ def _starts(by_rank: dict[int, dict[float, RankFile]]) -> list[list[RankFile]]:
 def one_start(paths: Sequence[Path], job_id: str | None = None, likely: str = "") -> OneStart:
     """The files of one job among `paths`, of the start that wrote the most.
 
-    Args:
-        paths: our trace files, of any jobs.
-        job_id: which job; None: the only one there, or `likely`.
-        likely: job to take among several when `job_id` is None.
-
-    Returns:
-        One file per rank of that start, with what was left out and why.
+    The job is `job_id`; without it the only one there is, or `likely`.
 
     Raises:
         TraceError: no header can be read, or several jobs are there and none is named.

@@ -27,16 +27,7 @@ ReadBlocks = Callable[[Path], Iterator[Block]]
 
 
 def portions(paths: Sequence[Path], read: ReadBlocks, user_facts: UserFacts, summary: Summary) -> Iterator[Portion]:
-    """Measurements of each job whose files are among `paths`, one row per collective.
-
-    Args:
-        paths: files of ranks, of any jobs.
-        read: reads the records of one file.
-        user_facts: what the user says where the files do not.
-        summary: counts what is left out, and gets notes.
-
-    Yields:
-        Measurements of one job, a few thousand rows at a time.
+    """Measurements of each job whose files are among `paths`, one row per collective, a few thousand rows at a time.
 
     Raises:
         TraceError: no file can be read; of several, the damaged ones are counted and named.

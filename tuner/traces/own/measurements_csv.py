@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from zerotune.store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT, well_formed
 from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.traces.csv_rows import cells_of, csv_chunks, line_of, rows_of, value_in
+from zerotune.tuner.traces.csv_rows import cells_of, csv_chunks, numbered, rows_of, value_in
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.measuring import Portion, UserFacts, placed, with_setting, without_impossible
-from zerotune.tuner.traces.near_misses import OWN_REQUIRED
 from zerotune.tuner.traces.records import (
     FLAG_DEFAULT,
     FLAG_FORCED,
@@ -32,6 +31,7 @@ from zerotune.tuner.traces.records import (
     Summary,
     empty_block,
 )
+from zerotune.tuner.traces.refused import OWN_REQUIRED
 
 _NAMED: Final[dict[str, tuple[type[IntEnum], int | None]]] = {
     "collective": (Collective, None),
@@ -85,14 +85,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 def portions(path: Path, user_facts: UserFacts, summary: Summary, found: Callable[[bytes], None]) -> Iterator[Portion]:
     """The rows as they were exported, by job and fabric.
 
-    Args:
-        path: the CSV file.
-        user_facts: what the user says where the file does not.
-        summary: counts what is left out, and gets notes.
-        found: is called with bytes that identify what the file holds, whatever the user says.
-
-    Yields:
-        Measurements of one job on one fabric.
+    `found` is called with bytes that identify what the file holds, whatever the user says.
 
     Raises:
         TraceError: the file cannot be read.
@@ -141,35 +134,29 @@ class _Piece:
 
     path: Path
     columns: Columns
-    lines: Callable[[int], int]
-    """The number of a row's line."""
+    lines: list[int]
+    """The number of each row's line."""
     n_rows: int
 
 
 def _pieces(path: Path, summary: Summary) -> Iterator[_Piece]:
-    header: list[str] | None = None
+    header: Sequence[str] | None = None
     for first_line, chunk in csv_chunks(path, summary):
-        rows = rows_of(chunk, path)
+        rows = list(numbered(rows_of(chunk, path), first_line))
         if not chunk.endswith(b"\n"):
             rows[-1:] = []  # `export` ends each line: the last cell, a name or a number, may be a part of one
-        at_header = next((at for at, row in enumerate(rows) if row), None) if header is None else None
-        if at_header is not None:
-            header = rows[at_header]
-            rows[at_header] = []
+        rows = [(line, row) for line, row in rows if row]
+        if header is None and rows:
+            header = rows.pop(0)[1]
         if header is None:
             continue
-        places = [at for at, row in enumerate(rows) if row]
-        kept = [at for at in places if len(rows[at]) == len(header)]
-        others = [at for at in places if len(rows[at]) != len(header)]
-        examples = (f"line {first_line + line_of(rows, at)} of {path.name}" for at in others[:MAX_EXAMPLES])
+        kept = [(line, row) for line, row in rows if len(row) == len(header)]
+        others = [line for line, row in rows if len(row) != len(header)]
+        examples = (f"line {line} of {path.name}" for line in others[:MAX_EXAMPLES])
         summary.skip(LeftOut.other_columns, len(others), *examples)
         if kept:
-            columns = dict(zip(header, zip(*(rows[at] for at in kept), strict=True), strict=True))
-            yield _Piece(path, columns, _line_numbers(rows, kept, first_line), len(kept))
-
-
-def _line_numbers(rows: list[list[str]], kept: list[int], first_line: int) -> Callable[[int], int]:
-    return lambda at: first_line + line_of(rows, kept[at])
+            columns = dict(zip(header, zip(*(row for _, row in kept), strict=True), strict=True))
+            yield _Piece(path, columns, [line for line, _ in kept], len(kept))
 
 
 def _rows(piece: _Piece, summary: Summary) -> tuple[Block, NDArray[np.bool_]]:
@@ -194,7 +181,7 @@ def _rows(piece: _Piece, summary: Summary) -> tuple[Block, NDArray[np.bool_]]:
     for at in wrong[:MAX_EXAMPLES].tolist():
         name = next((name for name, is_right in right.items() if not is_right[at]), "")
         what = f"{value_in(name, columns.get(name, nothing)[at])} in line" if name else "line"
-        examples.append(f"{what} {piece.lines(at)} of {piece.path.name}")
+        examples.append(f"{what} {piece.lines[at]} of {piece.path.name}")
     summary.skip(LeftOut.unknown_name, len(wrong), *examples)
     return rows[usable], usable
 

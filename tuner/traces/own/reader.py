@@ -10,12 +10,12 @@ import zlib
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from zerotune.store.errors import TraceAccessError, TraceError
+from zerotune.store.errors import TraceError
 from zerotune.store.trace_format import (
     MAX_MEMBER_BYTES,
     STEP_FIELDS,
@@ -29,11 +29,13 @@ from zerotune.store.trace_format import (
     TraceMember,
 )
 from zerotune.store.wire import OBSERVATION_FIELDS
-from zerotune.tuner.traces.unpacking import PACKED_CHUNK_BYTES, UnpackedSize
+from zerotune.tuner.traces.files import TraceFile, opened
+from zerotune.tuner.traces.left_out import LeftOut
+from zerotune.tuner.traces.records import Block, Summary
 
 RECORD_DTYPE: Final = np.dtype(OBSERVATION_FIELDS)
 STEP_DTYPE: Final = np.dtype(STEP_FIELDS)
-_GZIP_WINDOW_BITS: Final = 31
+_MARK_WITHIN: Final = 128
 _decoder: Final[msgspec.msgpack.Decoder[TraceMember]] = msgspec.msgpack.Decoder(TraceMember)
 
 
@@ -51,15 +53,6 @@ class OwnTrace:
     """False when the process did not end in good order: up to a second of records is missing."""
 
 
-def is_own_trace(head: bytes) -> bool:
-    """Whether `head`, the first bytes of a file (1024 are enough), begins one of our traces."""
-    try:
-        start = zlib.decompressobj(_GZIP_WINDOW_BITS).decompress(head, 64)
-    except zlib.error:
-        return False
-    return TRACE_FORMAT.encode() in start
-
-
 def trace_files(path: Path) -> list[Path]:
     """The trace files meant by `path`: itself, or all of our traces in that directory.
 
@@ -74,6 +67,27 @@ def trace_files(path: Path) -> list[Path]:
     if not files:
         raise TraceError(f"{path} holds no *{TRACE_SUFFIX} file", "name the directory given to --log-trace")
     return files
+
+
+def matches(begin: bytes) -> bool:
+    """Our header names the format in its first field."""
+    return TRACE_FORMAT.encode() in begin[:_MARK_WITHIN]
+
+
+def read(path: Path, summary: Summary) -> Iterator[Block]:
+    """The records of one rank's file, without its steps."""
+    ended = False
+    for member in iter_members(path):
+        if isinstance(member, TraceHeader):
+            summary.facts.setdefault("fabric_id", member.fabric_id)
+            summary.facts.setdefault("job_id", member.job_id)
+        elif isinstance(member, RecordBlock):
+            yield record_array(member, path)
+        elif isinstance(member, TraceEnd):
+            ended = True
+            summary.skip(LeftOut.lost, member.n_dropped)
+    if not ended:
+        summary.fault(f"{path.name} ends early: its process did not end in good order")
 
 
 def read_own(path: Path) -> OwnTrace:
@@ -113,11 +127,8 @@ def iter_members(path: Path) -> Generator[TraceMember, None, None]:
         TraceError: as `read_own`.
         TraceAccessError: the system does not let it be read.
     """
-    try:
-        with path.open("rb") as file:
-            yield from _checked(_unpacked(file, path), path)
-    except OSError as error:
-        raise TraceAccessError(f"{path} cannot be read: {error.strerror}", "check its permissions") from error
+    with opened(path) as file:
+        yield from _checked(_members(file, path), path)
 
 
 def record_array(block: RecordBlock, path: Path) -> np.ndarray[Any, Any]:
@@ -181,34 +192,21 @@ def _too_large(path: Path, what: str) -> TraceError:
     )
 
 
-def _unpacked(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
-    """(offset, decompressed bytes) of each whole member; a cut last one is left out."""
-    offset, size = 0, UnpackedSize(path)
-    held = file.read(PACKED_CHUNK_BYTES)
-    while held:
-        unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
-        parts: list[bytes] = []
-        n_unpacked = 0
-        n_consumed = 0
-        while held and not unpacker.eof:
-            try:
-                part = unpacker.decompress(held, MAX_MEMBER_BYTES + 1 - n_unpacked)
-            except zlib.error as error:
-                if offset == 0:
-                    raise _not_ours(path) from error
-                raise _damaged(path, f"the member at byte {offset} cannot be unpacked ({error})") from error
-            n_unpacked += len(part)
-            if n_unpacked > MAX_MEMBER_BYTES:
-                raise _too_large(path, f"the member at byte {offset} unpacks to more")
+def _members(file: TraceFile, path: Path) -> Iterator[tuple[int, bytes]]:
+    """(offset, unpacked bytes) of each whole member; a cut last one is left out."""
+    parts: list[bytes] = []
+    try:
+        for part, is_end in file.pieces():
             parts.append(part)
-            rest = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
-            n_consumed += len(held) - len(rest)
-            size.add(len(held) - len(rest), len(part))
-            held = rest or file.read(PACKED_CHUNK_BYTES)
-        if not unpacker.eof:
-            return
-        yield offset, b"".join(parts)
-        offset += n_consumed
+            if sum(map(len, parts)) > MAX_MEMBER_BYTES:
+                raise _too_large(path, f"the member at byte {file.member_begin} unpacks to more")
+            if is_end:
+                yield file.member_begin, b"".join(parts)
+                parts = []
+    except zlib.error as error:
+        if file.member_begin == 0:
+            raise _not_ours(path) from error
+        raise _damaged(path, f"the member at byte {file.member_begin} cannot be unpacked ({error})") from error
 
 
 def _array(block: RecordBlock | StepBlock, dtype: np.dtype[Any], path: Path) -> np.ndarray[Any, Any]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.errors import TraceError
 from zerotune.store.records import Collective, Observation, TimingSource
-from zerotune.tuner.traces.files import Readable, opened, read_some
+from zerotune.tuner.traces.files import TraceFile, opened
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.pytorch.flight_recorder import rank_of
 from zerotune.tuner.traces.records import (
@@ -48,7 +48,6 @@ _COLLECTIVES: Final = {
 }
 _BYTES: Final = 12  # protobuf's numbers of its types
 _MESSAGES: Final = {
-    "Metadata": {"version": (1, _BYTES)},
     "Node": {
         "name": (2, _BYTES),
         "type": (3, 5),
@@ -112,7 +111,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 
 def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
-    metadata_class, node_class, attribute_class = message_classes()
+    node_class, attribute_class = message_classes()
     from google.protobuf.message import DecodeError
 
     counters = SequenceNumbers()
@@ -121,8 +120,7 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
         for index, message in enumerate(_messages(file, path, summary)):
             try:
                 if index == 0:
-                    summary.facts["schema"] = metadata_class.FromString(message).version.decode("utf-8", "replace")
-                    continue
+                    continue  # the metadata
                 node = node_class.FromString(message)
                 if node.type != _COLLECTIVE_NODE:
                     continue
@@ -134,11 +132,11 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
                 yield observation
 
 
-def _messages(file: Readable, path: Path, summary: Summary) -> Iterator[bytes]:
+def _messages(file: TraceFile, path: Path, summary: Summary) -> Iterator[bytes]:
     for index in itertools.count():
         n_bytes = shift = 0
         while True:
-            byte = read_some(file, 1)
+            byte = file.read(1)
             if not byte:
                 if shift:
                     summary.fault(f"{path.name} ends early")
@@ -153,7 +151,7 @@ def _messages(file: Readable, path: Path, summary: Summary) -> Iterator[bytes]:
             raise TraceError(f"{path} has a message of {n_bytes:,} bytes", "it is no Chakra trace")
         if not n_bytes and index:  # else zeros, a byte each, would be nodes: as many as there is time for
             raise TraceError(f"{path}: message {index} is empty, as no node is", "it is no Chakra trace")
-        message = read_some(file, n_bytes) if n_bytes else b""
+        message = file.read(n_bytes) if n_bytes else b""
         if len(message) < n_bytes:
             summary.fault(f"{path.name} ends early")
             return

@@ -26,8 +26,7 @@ from zerotune.tuner.traces.records import (
     Summary,
     blocks_of,
     communicator_id,
-    datatype_bytes,
-    datatype_index,
+    element_bytes,
     is_impossible,
     sized_call,
 )
@@ -54,8 +53,6 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
     rank = rank_of(path)
     seen = False
     for key, value in stream.members():
-        if key == "schema":
-            summary.facts["schema"] = value
         if key != "nodes" or not isinstance(value, Iterator):
             continue
         seen = True
@@ -121,8 +118,7 @@ def _observation(
         "its call": n_ranks if type(n_ranks) is int and 0 < n_ranks < 1 << 31 else 0,
         "its group": group_sizes.get(group_name),
     }
-    index = datatype_index(dtype) if isinstance(dtype, str) else None
-    width = None if index is None else datatype_bytes(index)
+    width = element_bytes(dtype)
     if isinstance(attributes.get("collective_name"), str) and any(is_impossible(attributes.get(key)) for key in _SIZES):
         summary.skip(LeftOut.impossible_size)
         return None

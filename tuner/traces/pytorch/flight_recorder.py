@@ -15,18 +15,18 @@ from typing import Any, Final
 
 from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.errors import TraceError
-from zerotune.store.records import Collective, Observation, TimingSource
+from zerotune.store.records import Observation, TimingSource
 from zerotune.tuner.traces.files import JsonStream
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.records import (
     MAX_BYTES,
+    POINT_TO_POINT,
     UNKNOWN_U4,
     Block,
     Summary,
     blocks_of,
     communicator_id,
-    datatype_bytes,
-    datatype_index,
+    element_bytes,
     is_impossible,
     sized_call,
 )
@@ -36,7 +36,6 @@ FACTS: Final = {
     "nccl_version": "nccl_version",
     "comm_lib_version": "nccl_version",  # its name since PyTorch 2.9
 }
-_POINT_TO_POINT: Final = (Collective.send, Collective.recv, Collective.send_recv)
 
 
 def matches(begin: bytes) -> bool:
@@ -78,17 +77,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 def observations(
     entries: Iterator[Any], groups: Mapping[str, Any], path: Path, summary: Summary
 ) -> Iterator[Observation]:
-    """Observations from a dump's entries, whether it was JSON or a pickle.
-
-    Args:
-        entries: the dump's `entries`, as read.
-        groups: the dump's `pg_config`: process groups by their key.
-        path: the dump, whose name may state the rank.
-        summary: counts what is left out, and gets notes.
-
-    Yields:
-        One per usable entry.
-    """
+    """Observations from a dump's entries and `pg_config`, whether it was JSON or a pickle."""
     rank = rank_of(path)
     if rank is None:
         summary.note(f"{path.name} does not name its rank")
@@ -121,7 +110,7 @@ def _observation(
         return None
     name = entry.get("profiling_name")
     collective = find_collective(name.split(" ")[0]) if isinstance(name, str) else None
-    if entry.get("is_p2p") is True or collective in _POINT_TO_POINT:
+    if entry.get("is_p2p") is True or collective in POINT_TO_POINT:
         summary.skip(LeftOut.point_to_point)
         return None
     if collective is None:
@@ -202,8 +191,7 @@ def _side_bytes(sizes: Any, dtypes: Any) -> int | None:
     total = 0
     for position, dims in enumerate(sizes):
         name = dtypes[min(position, len(dtypes) - 1)] if dtypes else None
-        index = datatype_index(name) if isinstance(name, str) else None
-        width = None if index is None else datatype_bytes(index)
+        width = element_bytes(name)
         if width is None or not isinstance(dims, Sequence) or isinstance(dims, str) or len(dims) > 64:
             return None
         if not all(type(dim) is int and 0 <= dim <= MAX_BYTES for dim in dims):

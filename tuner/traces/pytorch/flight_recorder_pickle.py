@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from zerotune.store.errors import TraceError
-from zerotune.tuner.traces.files import opened, read_some
+from zerotune.tuner.traces.files import opened
 from zerotune.tuner.traces.pytorch.flight_recorder import FACTS, observations
 from zerotune.tuner.traces.pytorch.plain_pickle import MAX_PICKLE_BYTES, load_plain
 from zerotune.tuner.traces.records import Block, Summary, blocks_of
@@ -24,10 +24,7 @@ def matches(begin: bytes) -> bool:
 def read(path: Path, summary: Summary) -> Iterator[Block]:
     """The collectives of one rank's dump; the file is held in memory (a dump is a bounded ring)."""
     with opened(path) as file:
-        pieces = [read_some(file, MAX_PICKLE_BYTES + 1)]
-        while pieces[-1] and sum(map(len, pieces)) <= MAX_PICKLE_BYTES:
-            pieces.append(read_some(file, MAX_PICKLE_BYTES))
-    data = b"".join(pieces)
+        data = file.read(MAX_PICKLE_BYTES + 1)
     if len(data) > MAX_PICKLE_BYTES:
         raise TraceError(f"{path} is larger than a Flight Recorder dump can be", "name another file")
     try:

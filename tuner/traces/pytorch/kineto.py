@@ -24,21 +24,21 @@ import msgspec
 
 from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.errors import TraceError
-from zerotune.store.records import Collective, Observation, TimingSource
+from zerotune.store.records import Observation, TimingSource
 from zerotune.tuner.traces.files import Batches, JsonStream
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.records import (
     FLAG_COUNTED,
     MAX_BYTES,
     MAX_CHANNELS,
+    POINT_TO_POINT,
     UNKNOWN_U4,
     Block,
     SequenceNumbers,
     Summary,
     blocks_of,
     communicator_id,
-    datatype_bytes,
-    datatype_index,
+    element_bytes,
     is_impossible,
     sized_call,
 )
@@ -51,7 +51,7 @@ _CALLS_OR_LAUNCHES: Final = (*_CALLS, *_OPERATORS, *_LAUNCHES)
 _KERNELS: Final = ("kernel", "Kernel")
 # A trace names the same few things again and again; what they are is looked up once.
 _collective_of: Final = lru_cache(maxsize=1024)(find_collective)
-_datatype_of: Final = lru_cache(maxsize=1024)(datatype_index)
+_width_of: Final = lru_cache(maxsize=1024)(element_bytes)
 _communicator_of: Final = lru_cache(maxsize=1024)(communicator_id)
 
 
@@ -144,7 +144,7 @@ def _collect(path: Path, summary: Summary) -> _Events:
                     _take(event, events, summary)
         elif key == "distributedInfo" and isinstance(value, Mapping):
             events.rank, events.groups = _integer(value.get("rank")), _sizes(value.get("pg_config"))
-            summary.facts["world_size"] = events.world_size = _integer(value.get("world_size"))
+            events.world_size = _integer(value.get("world_size"))
             summary.facts["nccl_version"] = value.get("nccl_version")
         elif key == "baseTimeNanoseconds":
             events.base_ns = _integer(value) or 0
@@ -335,11 +335,10 @@ def _observation(
 ) -> Observation | None:
     name, dtype = told.get("Collective name"), told.get("dtype")
     collective = _collective_of(name) if isinstance(name, str) else None
-    if collective is None or collective in (Collective.send, Collective.recv, Collective.send_recv):
+    if collective is None or collective in POINT_TO_POINT:
         summary.skip(LeftOut.point_to_point_or_unknown)
         return None
-    index = _datatype_of(dtype) if isinstance(dtype, str) else None
-    width = None if index is None else datatype_bytes(index)
+    width = _width_of(dtype) if isinstance(dtype, str) else None
     elements = [told.get(f"{side} msg nelems") for side in ("In", "Out")]
     if any(map(is_impossible, elements)):
         summary.skip(LeftOut.impossible_size)

@@ -100,7 +100,7 @@ def _value(future: torch.futures.Future[Any]) -> Any:
 
 
 class _Progress:
-    """Completes works whose future somebody may wait for in C++, where we do not see the wait."""
+    """Owns thread `emulated-nccl`: completes works whose future somebody may wait for in C++, unseen by us."""
 
     def __init__(self) -> None:
         self._works: queue.SimpleQueue[tuple[EmulatedWork, torch.futures.Future[Any]] | None] = queue.SimpleQueue()

@@ -17,8 +17,11 @@ import numpy as np
 
 from zerotune.store.errors import UserError
 from zerotune.store.records import Collective, Phase
+from zerotune.tuner.advice.prediction.timeline import Op, OpKind, Program, Slowdown
 from zerotune.tuner.offline.replay.table import Shape
-from zerotune.tuner.offline.replay.timeline.program import Op, OpKind, Program, TimelineCall
+from zerotune.tuner.offline.replay.usual_steps import TimelineCall
+
+StepProgram = Program[TimelineCall]
 
 GATHERS: Final = (Phase.forward_gather, Phase.backward_gather)
 ALIKE: Final = 0.01
@@ -44,7 +47,7 @@ class _Step:
     compute_us: float
 
     @classmethod
-    def of(cls, program: Program) -> _Step:
+    def of(cls, program: StepProgram) -> _Step:
         position_us, events = 0.0, []
         # Equal calls must stay apart: each gets its own object.
         calls = [replace(call) for call in program.calls]
@@ -55,14 +58,14 @@ class _Step:
                 events.append(_Event(position_us, calls[at], kind is OpKind.wait))
         return cls(events, position_us)
 
-    def issues(self, wanted: Callable[[Shape], bool]) -> list[_Event]:
-        return [event for event in self.events if not event.is_wait and wanted(event.call.shape)]
+    def issues(self, phase: Phase) -> list[_Event]:
+        return [event for event in self.events if not event.is_wait and event.call.shape.phase is phase]
 
     def waits_of(self, call: TimelineCall) -> list[_Event]:
         return [event for event in self.events if event.is_wait and event.call is call]
 
-    def drop(self, wanted: Callable[[Shape], bool]) -> None:
-        self.events = [event for event in self.events if not wanted(event.call.shape)]
+    def drop(self, *phases: Phase) -> None:
+        self.events = [event for event in self.events if event.call.shape.phase not in phases]
 
     def add(self, issue_us: float, wait_us: float, call: TimelineCall) -> None:
         """Issue `call` after the operations at its position, and wait for it before those at the wait's position."""
@@ -74,7 +77,7 @@ class _Step:
     def _index(self, position_us: float, bisect: Callable[[list[float], float], int]) -> int:
         return bisect([event.position_us for event in self.events], position_us)
 
-    def program(self, slowdown: Callable[[int], float] | None) -> Program:
+    def program(self, slowdown: Slowdown | None) -> StepProgram:
         ordered = sorted(self.events, key=lambda event: event.position_us)
         numbers: dict[int, int] = {}
         calls: list[TimelineCall] = []
@@ -94,29 +97,19 @@ class _Step:
         return Program(tuple(calls), tuple(ops), slowdown)
 
 
-def _is_gradient(shape: Shape) -> bool:
-    return shape.phase is Phase.gradient_scatter
-
-
-def _is_post_step_gather(shape: Shape) -> bool:
-    return shape.phase is Phase.post_step_gather
-
-
 def _new_call(origin: TimelineCall, shape: Shape) -> TimelineCall:
     """A collective that the trace does not have; its `logged_us` is unknown until it is priced."""
     return replace(origin, shape=shape, logged_us=0.0, launch_us=0.0, logged_channels=0)
 
 
-def with_ranks(program: Program, n_ranks: int, n_nodes: int) -> Program:
-    """The step of this model on other ranks: communicators of all ranks change, total bytes stay, so shards do, too.
+def _gather_of(unit: TimelineCall, phase: Phase) -> TimelineCall:
+    return _new_call(unit, replace(unit.shape, collective=Collective.all_gather, phase=phase))
 
-    Args:
-        program: the step.
-        n_ranks: ranks of the changed job.
-        n_nodes: nodes of the changed job.
 
-    Returns:
-        The changed step; durations of changed collectives are unknown until they are priced.
+def with_ranks(program: StepProgram, n_ranks: int, n_nodes: int) -> StepProgram:
+    """The step of this model on other ranks: communicators of all ranks change, total bytes stay.
+
+    Durations of changed collectives are unknown until they are priced.
     """
     world = max(call.shape.n_ranks for call in program.calls)
 
@@ -128,7 +121,7 @@ def with_ranks(program: Program, n_ranks: int, n_nodes: int) -> Program:
     return replace(program, calls=tuple(map(changed, program.calls)))
 
 
-def with_buckets(program: Program, bucket_bytes: int) -> Program:
+def with_buckets(program: StepProgram, bucket_bytes: int) -> StepProgram:
     """Gradients in buckets of `bucket_bytes` (the last may be smaller), each sent once its last byte is there.
 
     Where the gathers after the step move what the gradients' buckets do, they are those buckets, and change alike.
@@ -137,7 +130,7 @@ def with_buckets(program: Program, bucket_bytes: int) -> Program:
         UserError: the step has no gradient collectives, or a single one, which does not show when they were ready.
     """
     step = _Step.of(program)
-    sizes = [event.call.shape.message_bytes for event in step.issues(_is_gradient)]
+    sizes = [event.call.shape.message_bytes for event in step.issues(Phase.gradient_scatter)]
     if sizes and _are_filled_to(sizes, bucket_bytes):
         return program
     if len(sizes) < 2:
@@ -145,21 +138,21 @@ def with_buckets(program: Program, bucket_bytes: int) -> Program:
             "the trace's steps have no two gradient buckets: when gradients became ready is not known",
             "log a run with smaller buckets",
         )
-    gathered = [event.call.shape.message_bytes for event in step.issues(_is_post_step_gather)]
-    _rebucket(step, _is_gradient, bucket_bytes)
+    gathered = [event.call.shape.message_bytes for event in step.issues(Phase.post_step_gather)]
+    _rebucket(step, Phase.gradient_scatter, bucket_bytes)
     if sorted(gathered) == sorted(sizes):
-        _rebucket(step, _is_post_step_gather, bucket_bytes)
+        _rebucket(step, Phase.post_step_gather, bucket_bytes)
     return step.program(program.slowdown)
 
 
-def _rebucket(step: _Step, wanted: Callable[[Shape], bool], bucket_bytes: int) -> None:
-    buckets = step.issues(wanted)
+def _rebucket(step: _Step, phase: Phase, bucket_bytes: int) -> None:
+    buckets = step.issues(phase)
     sizes = [float(event.call.shape.message_bytes) for event in buckets]
     ready_bytes, ready_us = _readiness(buckets)
     total_bytes = int(sum(sizes))
     step_end_us = max(wait.position_us for event in buckets for wait in step.waits_of(event.call))
     held_back = [step.waits_of(event.call)[0].position_us > event.position_us for event in buckets]
-    step.drop(wanted)
+    step.drop(phase)
     n_buckets = -(-total_bytes // bucket_bytes)
     ends = [min((number + 1) * bucket_bytes, total_bytes) for number in range(n_buckets)]
     positions = np.interp(ends, ready_bytes, ready_us).tolist()
@@ -190,7 +183,7 @@ def _readiness(buckets: Sequence[_Event]) -> tuple[list[float], list[float]]:
     return [0.0, *np.cumsum(sizes).tolist()], [begin_us, *positions.tolist()]
 
 
-def stage_of(program: Program) -> int:
+def stage_of(program: StepProgram) -> int:
     """The ZeRO stage whose collectives the step issues; 0 is plain data parallelism, 2 stands for 1 too.
 
     Raises:
@@ -208,7 +201,7 @@ def stage_of(program: Program) -> int:
     )
 
 
-def with_stage(program: Program, stage: int) -> Program:
+def with_stage(program: StepProgram, stage: int) -> StepProgram:
     """The step of this model under another ZeRO stage (1 and 2 communicate alike, 0 is plain DDP).
 
     Raises:
@@ -220,15 +213,12 @@ def with_stage(program: Program, stage: int) -> Program:
     if now == wanted:
         return program
     step = _Step.of(program)
-    scatters = step.issues(_is_gradient)
-    units = [event.call for event in step.issues(lambda shape: shape.phase is Phase.forward_gather)]
-    units = units or [event.call for event in step.issues(lambda shape: shape.phase is Phase.post_step_gather)]
-    units = units or [event.call for event in reversed(scatters)]
+    scatters = step.issues(Phase.gradient_scatter)
+    gathers = step.issues(Phase.forward_gather)
+    units = [event.call for event in gathers or step.issues(Phase.post_step_gather) or reversed(scatters)]
     _, ready_us = _readiness(scatters)
     backward_us, end_us = ready_us[0], ready_us[-1]
-    gathers = step.issues(lambda shape: shape.phase is Phase.forward_gather)
-    forward_us = gathers[0].position_us if gathers else None
-    step.drop(lambda shape: shape.phase in (*GATHERS, Phase.post_step_gather))
+    step.drop(*GATHERS, Phase.post_step_gather)
     collective = Collective.all_reduce if wanted == 0 else Collective.reduce_scatter
     renamed = {
         id(event.call): replace(event.call, shape=replace(event.call.shape, collective=collective), logged_us=0.0)
@@ -241,12 +231,10 @@ def with_stage(program: Program, stage: int) -> Program:
     elif wanted == 2:
         # Where the forward pass begins, every parameter has to be there.
         last_wait_us = max((event.position_us for event in step.events if event.is_wait), default=end_us)
-        at_us = forward_us if forward_us is not None and forward_us > end_us else max(last_wait_us, end_us)
-        for unit in units:
-            shape = replace(unit.shape, collective=Collective.all_gather, phase=Phase.post_step_gather)
-            step.events.append(_Event(at_us, _new_call(unit, shape), is_wait=False))
-        added = [event.call for event in step.events[-len(units) :]]
-        step.events.extend(_Event(at_us, call, is_wait=True) for call in added)
+        forward_us = gathers[0].position_us if gathers else 0.0
+        at_us = forward_us if forward_us > end_us else max(last_wait_us, end_us)
+        added = [_gather_of(unit, Phase.post_step_gather) for unit in units]
+        step.events += [_Event(at_us, call, is_wait) for is_wait in (False, True) for call in added]
     return step.program(program.slowdown)
 
 
@@ -263,16 +251,11 @@ def _add_unit_gathers(step: _Step, units: Sequence[TimelineCall], backward_us: f
         Phase.backward_gather: (backward_us + (1 - shares[1:-1][::-1]) * (end_us - backward_us)).tolist(),
     }
     for phase, begin_us in begins.items():
-        ordered = list(units) if phase is Phase.forward_gather else list(reversed(units[:-1]))
-        calls = [
-            _new_call(unit, replace(unit.shape, collective=Collective.all_gather, phase=phase)) for unit in ordered
-        ]
-        events: list[_Event] = []
+        ordered = units if phase is Phase.forward_gather else reversed(units[:-1])
+        calls = [_gather_of(unit, phase) for unit in ordered]
+        events = [_Event(begin_us[0], call, is_wait=False) for call in calls[:1]]
         for at, call in enumerate(calls):
-            if at == 0:
-                events.append(_Event(begin_us[0], call, is_wait=False))
             events.append(_Event(begin_us[at], call, is_wait=True))
-            if at + 1 < len(calls):
-                events.append(_Event(begin_us[at], calls[at + 1], is_wait=False))
+            events.extend(_Event(begin_us[at], following, is_wait=False) for following in calls[at + 1 : at + 2])
         # Ahead of gradients that are ready at the same position.
         step.events = events + step.events

@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Final, NamedTuple
 
 import msgspec
@@ -19,25 +18,19 @@ import numpy as np
 
 from zerotune.agent.nccl.fabric import Fabric
 from zerotune.store.errors import UserError
-from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, PlanRow
+from zerotune.store.records import BASELINE, Candidate, Collective
+from zerotune.tuner.advice.prediction.timeline import steady_step
 from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.offline.replay.engine import PolicyTotal, judge
 from zerotune.tuner.offline.replay.estimates import CostEstimates, Prediction, Predictor
-from zerotune.tuner.offline.replay.fabric_evidence import FabricEvidence
-from zerotune.tuner.offline.replay.legality import fits, without_refused
+from zerotune.tuner.offline.replay.evidence import FabricEvidence
+from zerotune.tuner.offline.replay.judging import judge
+from zerotune.tuner.offline.replay.legality import without_refused
 from zerotune.tuner.offline.replay.policies import Policy, PolicyContext
-from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
-from zerotune.tuner.offline.replay.timeline.program import Program, TimelineCall, steady_step
-from zerotune.tuner.offline.replay.timeline.schedule import StepModel
-from zerotune.tuner.offline.replay.timeline.steps import (
-    StepEstimate,
-    StepFacts,
-    StepRefusal,
-    correction,
-    step_estimates,
-    usual_durations,
-)
-from zerotune.tuner.offline.replay.whatif.reshape import with_buckets, with_ranks, with_stage
+from zerotune.tuner.offline.replay.reshape import StepProgram, with_buckets, with_ranks, with_stage
+from zerotune.tuner.offline.replay.result import StepEstimate, WhatIf
+from zerotune.tuner.offline.replay.steps import LoggedSteps, correction, step_estimates, usual_durations
+from zerotune.tuner.offline.replay.table import Shape
+from zerotune.tuner.offline.replay.usual_steps import TimelineCall
 
 MAX_RANKS: Final = 16384
 MIN_BUCKET_BYTES: Final = 1024
@@ -68,11 +61,6 @@ class JobChange:
                 f"buckets of {self.bucket_bytes:,} bytes are too small", f"ask for {MIN_BUCKET_BYTES:,} or more"
             )
 
-    @property
-    def is_none(self) -> bool:
-        """True when nothing is asked."""
-        return self == JobChange()
-
     def __str__(self) -> str:
         words = [
             None if self.n_ranks is None else f"{self.n_ranks:,} ranks",
@@ -83,42 +71,12 @@ class JobChange:
         return ", ".join(word for word in words if word)
 
 
-class WhatIf(msgspec.Struct, frozen=True):
-    """The changed step: its length under each policy, and what was assumed."""
-
-    change: str
-    logged_step_us: float
-    """Step time by the same kind of program for the job as it was logged."""
-    n_collectives: int
-    """In one step."""
-    communication_bytes: int
-    compute_us: float
-    totals: tuple[PolicyTotal, ...]
-    """Of one step's communication."""
-    step_estimates: tuple[StepEstimate, ...]
-    step_refusals: tuple[StepRefusal, ...]
-    assumptions: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Logged:
-    """The job as the trace shows it."""
-
-    facts: StepFacts
-    model: StepModel
-    default_channels: Mapping[Shape, int]
-    """On how many channels NCCL's own choice ran."""
-    fabric: Fabric | None = None
-    fabric_id: str = ""
-
-
 def what_if(
     change: JobChange,
-    logged: Logged,
+    logged: LoggedSteps,
     policies: Mapping[str, Policy],
     context: PolicyContext,
     evidence: FabricEvidence,
-    plan: Sequence[PlanRow] | None,
 ) -> WhatIf:
     """Judge policies on the step of a changed job.
 
@@ -126,11 +84,10 @@ def what_if(
 
     Args:
         change: what is asked.
-        logged: the job as the trace shows it.
+        logged: the job's steps as the trace shows them.
         policies: by name.
         context: what policies may look at for the logged job.
         evidence: what the store knows of the fabric asked about.
-        plan: rows that the policy `table` follows; None: what earlier jobs showed.
 
     Returns:
         The changed step under each policy, and what was assumed.
@@ -139,51 +96,49 @@ def what_if(
         UserError: the step cannot be changed so.
         FabricError: the ranks do not fit, or nobody described the fabric.
     """
+    assert logged.model is not None
     elsewhere = change.fabric is not None and change.fabric.fabric_id != logged.fabric_id
-    fabric = change.fabric or logged.fabric
+    fabric = change.fabric or context.fabric
     before = logged.model.program
     program, assumptions = _reshaped(change, before, fabric, elsewhere)
-    beyond = fabric is not None and _n_nodes(program, fabric) > fabric.max_nodes
-    if fabric is not None and beyond:
+    learned = evidence
+    if fabric is not None and (n_nodes := _n_nodes(program, fabric)) > fabric.max_nodes:
         assumptions.append(
             f"fabric {fabric.name} describes {fabric.max_nodes} nodes: beyond them NCCL's cost model alone is asked"
         )
-        fabric = fabric.with_nodes(_n_nodes(program, fabric))
-    learned = FabricEvidence() if beyond else evidence
+        fabric, learned = fabric.with_nodes(n_nodes), FabricEvidence()
+    counts = Counter(call.shape for call in program.calls)
     costs = None if fabric is None else CostPrior(fabric.describe(), fabric)
     if costs is not None and fabric is not None and not context.estimates.sums:
-        without_refused(costs, fabric, {call.shape for call in program.calls})
+        without_refused(costs, fabric, counts)
+    predict = None if costs is None or fabric is None else learned.predictor(costs, fabric)
     if elsewhere:
         assumptions.append("computation takes as long as it was logged")
         assumptions.append("the trace's own measurements are of another fabric: they are not used")
-        predict = _predictor(learned, costs, fabric)
-        estimates = CostEstimates(
-            _EMPTY, (), np.empty(0, np.int64), evidence.statistics, predict, sums=context.estimates.sums
-        )
+        estimates = context.estimates.on_other_fabric(evidence.statistics, predict)
     elif program == before:
         assumptions = ["the job has these properties already: nothing changes"]
         estimates = context.estimates
     else:
-        scale = _calibration(before, program, context.estimates)
-        estimates = context.estimates.with_predictor(_predictor(learned, costs, fabric, scale))
-    n_calls = Counter(call.shape for call in program.calls)
-    facts = logged.facts
-    counts = {shape: count * facts.n_steps for shape, count in n_calls.items()}
-    asked = PolicyContext(
-        estimates,
-        learned.knowledge,
-        costs,
-        plan,
-        counts,
-        facts.n_steps,
-        facts.step_us,
-        context.facts,
-        fabric,
+        if predict is not None:
+            predict = _scaled(predict, _calibration(before, program, context.estimates), bool(learned.model_error))
+        estimates = context.estimates.with_predictor(predict)
+    n_steps = logged.facts.n_steps
+    asked = replace(
+        context,
+        estimates=estimates,
+        knowledge=learned.knowledge,
+        costs=costs,
+        counts={shape: count * n_steps for shape, count in counts.items()},
+        n_steps=n_steps,
+        fabric=fabric,
     )
-    return _judged(change, logged, program, policies, asked, assumptions)
+    return _judged(change, logged, before, program, policies, asked, counts, assumptions)
 
 
-def _reshaped(change: JobChange, program: Program, fabric: Fabric | None, elsewhere: bool) -> tuple[Program, list[str]]:
+def _reshaped(
+    change: JobChange, program: StepProgram, fabric: Fabric | None, elsewhere: bool
+) -> tuple[StepProgram, list[str]]:
     assumptions = ["compute gaps and their order stay"]
     before = program
     if change.stage is not None and (program := with_stage(program, change.stage)) is not before:
@@ -206,7 +161,7 @@ def _reshaped(change: JobChange, program: Program, fabric: Fabric | None, elsewh
     return program, assumptions
 
 
-def _n_nodes(program: Program, fabric: Fabric) -> int:
+def _n_nodes(program: StepProgram, fabric: Fabric) -> int:
     return max(-(-call.shape.n_ranks // fabric.ranks_per_node) for call in program.calls)
 
 
@@ -218,7 +173,7 @@ class _Scale(NamedTuple):
     """None: the model's own doubt stands."""
 
 
-def _calibration(before: Program, after: Program, estimates: CostEstimates) -> dict[Shape, _Scale]:
+def _calibration(before: StepProgram, after: StepProgram, estimates: CostEstimates) -> dict[Shape, _Scale]:
     """Of the changed step's shapes, from the same collective in the trace, between its sizes.
 
     On communicators that the trace has measured, the model is asked for the difference between sizes only.
@@ -250,18 +205,7 @@ def _near(points: Mapping[float, float], log_bytes: float) -> dict[float, float]
     return {at: ratio for at, ratio in sorted(points.items()) if abs(at - log_bytes) < CALIBRATING_LOG_BYTES}
 
 
-def _predictor(
-    evidence: FabricEvidence,
-    costs: CostPrior | None,
-    fabric: Fabric | None,
-    scale: Mapping[Shape, _Scale] | None = None,
-) -> Predictor | None:
-    if costs is None or fabric is None:
-        return None
-    predict = model_predictor(evidence, costs, fabric)
-    if scale is None:
-        return predict
-
+def _scaled(predict: Predictor, scale: Mapping[Shape, _Scale], has_learned: bool) -> Predictor:
     def scaled(shape: Shape, candidate: Candidate) -> Prediction | None:
         found = predict(shape, candidate)
         if found is None or shape not in scale:
@@ -270,73 +214,41 @@ def _predictor(
         if error is None:
             return found[0] * factor, found[1]
         # What was learned from measurements may know better; NCCL's model alone does not know how wrong it is.
-        return found[0] * factor, min(error, found[1]) if evidence.model_error else error
+        return found[0] * factor, min(error, found[1]) if has_learned else error
 
     return scaled
 
 
-def model_predictor(evidence: FabricEvidence, costs: CostPrior, fabric: Fabric) -> Predictor:
-    """Predictions on a described fabric; none for communicators that do not fit on it.
-
-    A prediction's standard error is at least `evidence.model_error`: the model's own estimate of it may be too small.
-
-    Args:
-        evidence: the knowledge and the model's error.
-        costs: NCCL's cost model on that fabric.
-        fabric: says which communicators fit.
-
-    Returns:
-        From (shape, candidate) to (us, standard error of the log), or None.
-    """
-
-    @cache
-    def has_room(communicator: CommunicatorClass) -> bool:
-        return fits(fabric, communicator)
-
-    def predict(shape: Shape, candidate: Candidate) -> Prediction | None:
-        if not has_room(shape.communicator):
-            return None
-        means, stds = evidence.knowledge.prior(shape.key, shape.message_bytes, (candidate,), costs)
-        mean, std = float(means[0]), max(float(stds[0]), evidence.model_error)
-        return (float(np.exp(mean)), std) if np.isfinite(mean) else None
-
-    return predict
-
-
 def _judged(
     change: JobChange,
-    logged: Logged,
-    program: Program,
+    logged: LoggedSteps,
+    before: StepProgram,
+    program: StepProgram,
     policies: Mapping[str, Policy],
     context: PolicyContext,
+    counts: Mapping[Shape, int],
     assumptions: Sequence[str],
 ) -> WhatIf:
-    is_other_stage = change.stage is not None and with_stage(logged.model.program, change.stage) != logged.model.program
+    is_other_stage = change.stage is not None and with_stage(before, change.stage) != before
     doubt = STAGE_DOUBT if is_other_stage else 0.0
-    n_calls = Counter(call.shape for call in program.calls)
-    shapes = list(n_calls)
-    baseline = {shape: context.estimates.estimate(shape, BASELINE) for shape in shapes}
-    weights = [n_calls[shape] * (found.cost_us if found else 0.0) for shape, found in baseline.items()]
-    totals, verdicts = judge(shapes, [n_calls[shape] for shape in shapes], weights, dict(policies), context)
-    channels = {shape: _channels_like(shape, logged.default_channels) for shape in shapes}
-    costs_us = {shape: found.cost_us for shape, found in baseline.items() if found is not None}
-    priced = _priced(program, logged.model.program, costs_us, channels)
-    by_policy = {
-        total.policy: dict(zip(shapes, verdicts[at * len(shapes) : (at + 1) * len(shapes)], strict=True))
-        for at, total in enumerate(totals)
-    }
-    step = correction(logged.model.program, logged.facts)(steady_step(priced))
+    priced = {shape: context.estimates.estimate(shape, BASELINE) for shape in counts}
+    costs_us = {shape: found.cost_us for shape, found in priced.items() if found is not None}
+    weights = [count * costs_us.get(shape, 0.0) for shape, count in counts.items()]
+    judged = judge(counts, weights, policies, context)
+    channels = {shape: _channels_like(shape, logged.channels) for shape in counts}
+    program = _priced(program, before, costs_us, channels)
+    step = correction(before, logged.facts)(steady_step(program))
     facts = msgspec.structs.replace(logged.facts, step_us=step.step_us, exposed_us=step.exposed_us)
-    estimates, refusals = step_estimates(
-        facts, replace(logged.model, program=priced), totals, by_policy, channels, sum(weights), logged.facts
-    )
+    assert logged.model is not None
+    changed = logged._replace(facts=facts, model=replace(logged.model, program=program), channels=channels)
+    estimates, refusals = step_estimates(changed, judged, sum(weights), logged.facts)
     return WhatIf(
         change=str(change),
         logged_step_us=logged.facts.step_us,
         n_collectives=len(program.calls),
         communication_bytes=sum(call.shape.message_bytes for call in program.calls),
         compute_us=program.compute_us,
-        totals=totals,
+        totals=tuple(one.total for one in judged),
         step_estimates=tuple(_doubted(one, doubt) for one in estimates),
         step_refusals=tuple(refusals),
         assumptions=tuple(assumptions),
@@ -351,8 +263,8 @@ def _doubted(estimate: StepEstimate, doubt: float) -> StepEstimate:
 
 
 def _priced(
-    program: Program, before: Program, costs_us: Mapping[Shape, float], channels: Mapping[Shape, int]
-) -> Program:
+    program: StepProgram, before: StepProgram, costs_us: Mapping[Shape, float], channels: Mapping[Shape, int]
+) -> StepProgram:
     """`program` under NCCL's own choice, whatever the job was logged under.
 
     Where in the step a collective takes longer than others of its shape, it still does. One that no evidence prices
@@ -377,11 +289,3 @@ def _channels_like(shape: Shape, known: Mapping[Shape, int]) -> int:
         return *is_other, abs(math.log(other.message_bytes / shape.message_bytes))
 
     return known[min(known, key=distance)]
-
-
-_EMPTY: Final = CollectiveTable(
-    rows=np.empty(0, [("algorithm", "u1"), ("protocol", "u1"), ("n_channels", "u1")]),
-    duration_us=np.empty(0, np.float32),
-    is_default=np.empty(0, bool),
-    steps=np.empty(0),
-)

@@ -1,6 +1,6 @@
 """From communication time to step time: what a policy's gain is worth when computation hides part of it.
 
-The step's program (tuner/offline/replay/timeline/schedule.py) is run with each policy's costs in place of the logged
+The step's program (schedule.py) is run with each policy's costs in place of the logged
 durations: compute gaps and waits stay, streams queue as before. Where no program follows from a trace, the
 answer is first order: the exposed share of communication is taken to stay what it was.
 """
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 
-from zerotune.tuner.offline.replay.engine import PolicyTotal, ShapeVerdict
-from zerotune.tuner.offline.replay.estimates import NORMAL_95
+from zerotune.tuner.advice.prediction.timeline import Program, StepTime, steady_step
+from zerotune.tuner.offline.replay.judging import Judged
+from zerotune.tuner.offline.replay.medians import NORMAL_95
+from zerotune.tuner.offline.replay.result import PolicyTotal, StepEstimate, StepFacts, StepRefusal
+from zerotune.tuner.offline.replay.schedule import StepModel, infer
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
-from zerotune.tuner.offline.replay.timeline.program import Program, Slowdown, StepTime, steady_step
-from zerotune.tuner.offline.replay.timeline.schedule import StepModel, infer
+from zerotune.tuner.offline.replay.usual_steps import TimelineCall
 
 MAX_MODEL_ERROR_PERCENT: Final = 5.0
 """A program that misses the logged steps by more is not used."""
@@ -32,73 +33,49 @@ OVERLAP: Final = "overlap"
 FIRST_ORDER: Final = "first order"
 
 
-class StepEstimate(msgspec.Struct, frozen=True):
-    """A policy's step; `low_us` and `high_us` bound its step time (95 %)."""
+class LoggedSteps(NamedTuple):
+    """The trace's steps: what is said of them, and what they were computed from."""
 
-    policy: str
-    step_us: float
-    low_us: float
-    high_us: float
-    exposed_us: float
-    communication_us: float
-    change_percent: float
-    """Change of step time against the baseline policy, not against the log, in which other settings may have run."""
-    change_low_percent: float
-    change_high_percent: float
+    facts: StepFacts
+    model: StepModel | None
+    """The step's program; None: only the exposed share is known."""
+    channels: Mapping[Shape, int]
+    """On how many channels NCCL's own choice ran, by shape of the program."""
+    fabric_id: str
 
 
-class StepRefusal(msgspec.Struct, frozen=True):
-    """A policy whose step is not judged, and the share of the step's communication without evidence."""
-
-    policy: str
-    refused_share_percent: float
-
-
-class StepFacts(msgspec.Struct, frozen=True):
-    """The logged steps (medians of those that the program was made of), and how they were understood."""
-
-    n_steps: int
-    step_us: float
-    exposed_us: float
-    communication_us: float
-    compute_us: float
-    method: str
-    """`overlap`: by the step's program; `first order`: by the exposed share, for the reason in `reason`."""
-    reason: str = ""
-    model_error_percent: float = 0.0
-    noise_percent: float = 0.0
-    """Standard error of `step_us`."""
-    waits: dict[str, str] = {}
-    """Kind of collective -> when it is taken to be waited for."""
-
-    @property
-    def exposed_share(self) -> float:
-        """Exposed communication as a share of all communication."""
-        return min(self.exposed_us / self.communication_us, 1.0) if self.communication_us > 0 else 0.0
-
-
-def step_facts(table: CollectiveTable, slowdown: Slowdown | None = None) -> tuple[StepFacts | None, StepModel | None]:
-    """The trace's steps and their program; (None, None) when it lacks steps, exposure or durations."""
-    model = infer(table, slowdown)
-    reason = model if isinstance(model, str) else ""
+def logged_steps(table: CollectiveTable) -> LoggedSteps | None:
+    """The trace's steps and their program; None: it lacks steps, exposure or durations."""
+    model = infer(table, None if table.machine is None else table.machine.sms_slowdown)
     if isinstance(model, StepModel) and model.error_percent > MAX_MODEL_ERROR_PERCENT:
-        reason = f"no rule of waiting reproduces the logged steps to better than {model.error_percent:.0f} %"
-    if isinstance(model, StepModel) and not reason:
-        program = model.program
-        waits = {f"{kind[0].name} {kind[1].name}": rule.value for kind, rule in model.rules.items()}
-        facts = StepFacts(
-            n_steps=model.n_steps,
-            step_us=model.logged_step_us,
-            exposed_us=model.logged_exposed_us,
-            communication_us=program.communication_us,
-            compute_us=program.compute_us,
-            method=OVERLAP,
-            model_error_percent=model.error_percent,
-            noise_percent=model.noise_percent,
-            waits=waits,
-        )
-        return facts, model
-    return _first_order_facts(table, reason), None
+        model = f"no rule of waiting reproduces the logged steps to better than {model.error_percent:.0f} %"
+    if isinstance(model, str):
+        facts = _first_order_facts(table, model)
+        return None if facts is None else LoggedSteps(facts, None, {}, table.fabric_id)
+    facts = StepFacts(
+        n_steps=model.n_steps,
+        step_us=model.logged_step_us,
+        exposed_us=model.logged_exposed_us,
+        communication_us=model.program.communication_us,
+        compute_us=model.program.compute_us,
+        method=OVERLAP,
+        model_error_percent=model.error_percent,
+        noise_percent=model.noise_percent,
+        waits={f"{kind[0].name} {kind[1].name}": rule.value for kind, rule in model.rules.items()},
+    )
+    return LoggedSteps(facts, model, _default_channels(model, table), table.fabric_id)
+
+
+def _default_channels(model: StepModel, table: CollectiveTable) -> dict[Shape, int]:
+    shapes, shape_index = table.shapes
+    numbers = {shape: at for at, shape in enumerate(shapes)}
+    timed = np.isfinite(table.duration_us)
+    found = {}
+    for shape in {call.shape for call in model.program.calls}:
+        mine = timed & (shape_index == numbers[shape])
+        own = mine & table.is_default
+        found[shape] = int(np.median(table.rows["n_channels"][own if own.any() else mine]))
+    return found
 
 
 def _first_order_facts(table: CollectiveTable, reason: str) -> StepFacts | None:
@@ -125,47 +102,45 @@ def _first_order_facts(table: CollectiveTable, reason: str) -> StepFacts | None:
 
 
 def step_estimates(
-    facts: StepFacts,
-    model: StepModel | None,
-    totals: Sequence[PolicyTotal],
-    verdicts: Mapping[str, Mapping[Shape, ShapeVerdict]],
-    default_channels: Mapping[Shape, int],
-    total_logged_us: float,
-    logged: StepFacts | None = None,
+    steps: LoggedSteps | None, judged: Sequence[Judged], logged_us: float, seen: StepFacts | None = None
 ) -> tuple[list[StepEstimate], list[StepRefusal]]:
     """Step time under each policy that could be judged.
 
     Args:
-        facts: the logged steps, or those of a changed job.
-        model: the step's program; None: only the exposed share is known.
-        totals: of the policies.
-        verdicts: by policy and shape.
-        default_channels: channels of NCCL's own choice, by shape.
-        total_logged_us: communication of the whole trace.
-        logged: the logged steps, where `facts` are those of a changed job.
+        steps: the logged steps, or those of a changed job; None: there are none.
+        judged: what each policy costs.
+        logged_us: communication of the whole trace.
+        seen: the logged steps, where `steps` are those of a changed job.
 
     Returns:
         Estimates, and the policies without one.
     """
-    if model is None:
-        return _first_order(facts, totals, total_logged_us)
     estimates: list[StepEstimate] = []
     refusals: list[StepRefusal] = []
-    for total in totals:
-        judged = verdicts[total.policy]
-        silent_us = sum(
-            call.logged_us
-            for call in model.program.calls
-            if judged[call.shape].cost_us is None or judged[call.shape].baseline_us is None
-        )
-        if silent_us > 0:
-            refusals.append(StepRefusal(total.policy, 100 * silent_us / model.program.communication_us))
+    if steps is None:
+        return estimates, refusals
+    for one in judged:
+        refused_percent = _refused_percent(steps, one, logged_us)
+        if refused_percent is not None:
+            refusals.append(StepRefusal(one.total.policy, refused_percent))
+        elif steps.model is None:
+            estimates.append(_first_order(steps.facts, one.total, logged_us))
         else:
-            estimates.append(_by_program(facts, logged or facts, model.program, total, judged, default_channels))
+            estimates.append(_by_program(steps, steps.model.program, one, seen or steps.facts))
     return estimates, refusals
 
 
-def usual_durations(program: Program) -> dict[Shape, float]:
+def _refused_percent(steps: LoggedSteps, judged: Judged, logged_us: float) -> float | None:
+    """Share of the step's communication without evidence; None: all of it has some."""
+    total = judged.total
+    if steps.model is None:
+        return total.refused_share_percent if total.n_refused or total.n_judged == 0 or logged_us <= 0 else None
+    program = steps.model.program
+    silent_us = sum(call.logged_us for call in program.calls if not judged.by_shape[call.shape].is_judged)
+    return 100 * silent_us / program.communication_us if silent_us > 0 else None
+
+
+def usual_durations(program: Program[TimelineCall]) -> dict[Shape, float]:
     """Mean logged duration of each shape over its places in the step (us)."""
     logged_us: dict[Shape, list[float]] = {}
     for call in program.calls:
@@ -173,7 +148,7 @@ def usual_durations(program: Program) -> dict[Shape, float]:
     return {shape: sum(known) / len(known) for shape, known in logged_us.items()}
 
 
-def correction(program: Program, facts: StepFacts) -> Callable[[StepTime], StepTime]:
+def correction(program: Program[TimelineCall], facts: StepFacts) -> Callable[[StepTime], StepTime]:
     """Corrects step times by the factors by which the program misses the steps that it was made of.
 
     Step time has one factor, the computation in it another; exposed communication is the difference of the two.
@@ -197,18 +172,11 @@ def _overlap_doubt_us(one: tuple[float, float], other: tuple[float, float]) -> f
     return OVERLAP_DOUBT * max(min(abs(one[0] - other[0]), hidden_us), 0.0)
 
 
-def _by_program(
-    facts: StepFacts,
-    seen: StepFacts,
-    program: Program,
-    total: PolicyTotal,
-    judged: Mapping[Shape, ShapeVerdict],
-    default_channels_of: Mapping[Shape, int],
-) -> StepEstimate:
-    calls = program.calls
+def _by_program(steps: LoggedSteps, program: Program[TimelineCall], policy: Judged, seen: StepFacts) -> StepEstimate:
+    facts, total, judged, calls = steps.facts, policy.total, policy.by_shape, program.calls
     usual_us = usual_durations(program)
     differs = [judged[call.shape].setting != "baseline" for call in calls]
-    default_channels = [default_channels_of[call.shape] for call in calls]
+    default_channels = [steps.channels[call.shape] for call in calls]
     channels = [judged[call.shape].n_channels or default for call, default in zip(calls, default_channels, strict=True)]
 
     def durations(of_baseline: bool = False, all_by: float = 1.0, changed_by: float = 1.0) -> list[float]:
@@ -260,38 +228,27 @@ def _by_program(
     )
 
 
-def _first_order(
-    facts: StepFacts, totals: Sequence[PolicyTotal], logged_us: float
-) -> tuple[list[StepEstimate], list[StepRefusal]]:
+def _first_order(facts: StepFacts, total: PolicyTotal, logged_us: float) -> StepEstimate:
     """The bounds need no assumption: all of the change hidden behind computation, or all of it exposed."""
-    estimates, refusals = [], []
-    least_us = facts.step_us - facts.exposed_us
-    for total in totals:
-        if total.n_refused or total.n_judged == 0 or logged_us <= 0:
-            refusals.append(StepRefusal(total.policy, total.refused_share_percent))
-            continue
 
-        def step_us(cost_us: float, share: float) -> float:
-            change_us = (cost_us / logged_us - 1) * facts.communication_us
-            return max(facts.step_us + share * change_us, least_us)
+    def step_us(cost_us: float, share: float) -> float:
+        change_us = (cost_us / logged_us - 1) * facts.communication_us
+        return max(facts.step_us + share * change_us, facts.step_us - facts.exposed_us)
 
-        share = facts.exposed_share
-        baseline_us, policy_us = step_us(total.baseline_us, share), step_us(total.cost_us, share)
-        ends = sorted(step_us(total.cost_us, one) for one in (0.0, 1.0))
-        changes = sorted(
-            100 * (step_us(total.cost_us, one) / step_us(total.baseline_us, one) - 1) for one in (0.0, 1.0)
-        )
-        estimates.append(
-            StepEstimate(
-                policy=total.policy,
-                step_us=policy_us,
-                low_us=ends[0],
-                high_us=ends[1],
-                exposed_us=max(facts.exposed_us + policy_us - facts.step_us, 0.0),
-                communication_us=facts.communication_us * total.cost_us / logged_us,
-                change_percent=100 * (policy_us / baseline_us - 1),
-                change_low_percent=changes[0],
-                change_high_percent=changes[1],
-            )
-        )
-    return estimates, refusals
+    def change_percent(share: float) -> float:
+        return 100 * (step_us(total.cost_us, share) / step_us(total.baseline_us, share) - 1)
+
+    policy_us = step_us(total.cost_us, facts.exposed_share)
+    low_us, high_us = sorted(step_us(total.cost_us, share) for share in (0.0, 1.0))
+    change_low_percent, change_high_percent = sorted(change_percent(share) for share in (0.0, 1.0))
+    return StepEstimate(
+        policy=total.policy,
+        step_us=policy_us,
+        low_us=low_us,
+        high_us=high_us,
+        exposed_us=max(facts.exposed_us + policy_us - facts.step_us, 0.0),
+        communication_us=facts.communication_us * total.cost_us / logged_us,
+        change_percent=change_percent(facts.exposed_share),
+        change_low_percent=change_low_percent,
+        change_high_percent=change_high_percent,
+    )

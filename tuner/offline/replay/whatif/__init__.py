@@ -1,1 +1,0 @@
-"""The step of a job that was not run: more ranks, other buckets, another stage."""
