@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -76,10 +77,7 @@ def deciding(settled: Sequence[Decision]) -> Decision | None:
     """The decision that put the present setting in force, of a key's decisions without those that began trials."""
     if not settled:
         return None
-    n_since = next(
-        (n for n, one in enumerate(reversed(settled)) if one.candidate != settled[-1].candidate), len(settled)
-    )
-    since = settled[-n_since:]
+    since = list(takewhile(lambda one: one.candidate == settled[-1].candidate, reversed(settled)))[::-1]
     chosen = [one for one in since if one.kind in (DecisionKind.promote, DecisionKind.prior, DecisionKind.provisional)]
     if chosen:
         return chosen[-1]
