@@ -202,6 +202,12 @@ def test_single_pictures(tmp_path: Path, suffix: str):
         plots.save(figure, tmp_path / "x.bmp")
 
 
+def test_names_are_no_formulas(drawn):
+    name = r"$\frac{$ costs"
+    figure = plots.step_times([(name, np.arange(20), np.linspace(1, 2, 20))], name)
+    assert plots.inline_svg(figure, "steps", "x").count(name) == 2
+
+
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 @pytest.mark.parametrize("width", [360, pytest.param(1200, marks=pytest.mark.slow)])
 def test_in_a_real_browser(page: str, tmp_path: Path, width: int):

@@ -57,7 +57,6 @@ _STYLE: Final[dict[Any, Any]] = {
     "svg.hashsalt": "zerotune",
     "font.family": "sans-serif",
     "font.size": 9.5,
-    "text.parse_math": False,
     "text.color": INK,
     "axes.edgecolor": GRID,
     "axes.labelcolor": MUTED,
@@ -93,16 +92,16 @@ def new_figure(height_inches: float, n_columns: int = 1, n_rows: int = 1, **opti
 
 
 def add_box(axes: Axes, x: float, y: float, width: float, height: float, tip: str = "", **style: Any) -> None:
-    """A box from (x, y) on; a page shows `tip` where the box is hovered over."""
+    """A box from (x, y) on, which sets no limits of the axes; a page shows `tip` where the pointer rests on it."""
     style.setdefault("linewidth", 0)
-    axes.add_patch(matplotlib.patches.Rectangle((x, y), width, height, label=tip, **style))
+    axes.add_artist(matplotlib.patches.Rectangle((x, y), width, height, label=tip, **style))
 
 
 def add_legend(figure: Figure, colours: Mapping[str, str]) -> None:
     """A legend of colours below all axes."""
     handles = [matplotlib.patches.Patch(color=colour, label=words) for words, colour in colours.items()]
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False, fontsize=7.5,
+        handles=handles, loc="outside lower center", ncols=min(5, len(handles)), frameon=False, fontsize=7.5,
         labelcolor=INK,
     )  # fmt: skip
 
@@ -187,7 +186,7 @@ def step_times(
     colours = [BEFORE, AFTER] if len(runs) > 1 else [AFTER]
     for (label, steps, duration_us), colour in zip(runs, colours, strict=True):
         over_time.plot(steps, duration_us / 1e3, color=colour, alpha=0.35, linewidth=0.7)
-        over_time.plot(steps, _smooth(duration_us) / 1e3, color=colour, linewidth=1.8, label=label)
+        over_time.plot(steps, _smooth(duration_us) / 1e3, color=colour, linewidth=1.8, label=_plain(label))
         tail = np.sort(duration_us[-max(1, len(duration_us) // 4) :]) / 1e3
         share = np.arange(1, len(tail) + 1) / len(tail)
         spread.plot(100 * share, tail, color=colour, linewidth=1.8)
@@ -292,7 +291,12 @@ def over_steps(title: str, ylabel: str, steps: Array, values: Array, *, top: flo
 
 
 def _title(axes: Axes, words: str) -> None:
-    axes.set_title(words, loc="left", fontsize=10.5, fontweight="bold")
+    axes.set_title(_plain(words), loc="left", fontsize=10.5, fontweight="bold")
+
+
+def _plain(words: str) -> str:
+    """Names of jobs and runs as they are: matplotlib would take dollars in them for formulas."""
+    return words.replace("$", "\\$")
 
 
 def _smooth(values: Array) -> Array:
