@@ -33,8 +33,6 @@ from zerotune.store.records import (
 from zerotune.store.sqlite.database import MEASUREMENT, UNKNOWN, Store
 from zerotune.tuner.decided import decisions_that_ran, proven_decisions, settled_decisions
 from zerotune.tuner.offline.jobs.finding import named_job
-from zerotune.tuner.offline.tuner_tables import first_matching as first_matching  # for tuner/offline/replay/plans.py
-from zerotune.tuner.offline.tuner_tables import read_nvidia_csv as read_nvidia_csv
 from zerotune.tuner.offline.tuner_tables import write_table
 
 _SUFFIXES: Final = {

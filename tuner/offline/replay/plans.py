@@ -14,7 +14,7 @@ from zerotune.store.errors import PlanError, UserError, reason
 from zerotune.store.foreign.regular_file import read_file
 from zerotune.store.plan_file import MAX_FILE_BYTES, read_plan
 from zerotune.store.records import Candidate, CommunicatorClass, Phase, PlanRow
-from zerotune.tuner.offline.export import first_matching, read_nvidia_csv
+from zerotune.tuner.offline.tuner_tables import first_matching, read_nvidia_csv
 from zerotune.tuner.offline.tuner_tables import is_ncclx, read_ncclx
 
 _SCITIX_COLUMNS: Final = ("coll", "nnodes", "nranks", "upto_bytes", "algo", "proto")
