@@ -10,16 +10,16 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zerotune.agent.daemon_link.door import knock
-from zerotune.agent.first_group import before_first_group
-from zerotune.agent.reasons import Mark, leave
-from zerotune.agent.settings import ENV_FABRIC, ENV_LAUNCH, AgentSettings, is_first_of_node, take_over
-from zerotune.store.errors import PluginError
-from zerotune.store.paths import check_endpoint
+from ..store.errors import PluginError
+from ..store.paths import check_endpoint
+from .daemon_link.door import knock
+from .first_group import before_first_group
+from .reasons import Mark, leave
+from .settings import ENV_FABRIC, ENV_LAUNCH, AgentSettings, is_first_of_node, take_over
 
 if TYPE_CHECKING:
-    from zerotune.agent.session import Session
-    from zerotune.agent.steps.hooks import StepHooks
+    from .session import Session
+    from .steps.hooks import StepHooks
 
 logger = logging.getLogger("zerotune.agent")
 
@@ -50,7 +50,7 @@ def arm() -> None:
         activate()
         return
     if os.environ.get(ENV_FABRIC):
-        from zerotune.agent.emulation import install
+        from .emulation import install
 
         install()
     before_first_group(activate)
@@ -81,8 +81,8 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
         settings = replace(settings, endpoint=endpoint)
     check_endpoint(settings.endpoint)
     if fabric is not None:
-        from zerotune.agent.nccl import fabric as fabrics
-        from zerotune.agent.nccl.compiled import EMULATED_NCCL
+        from .nccl import fabric as fabrics
+        from .nccl.compiled import EMULATED_NCCL
 
         # A wrong name or a missing compiler must fail now, as under `launch`, and not when groups are made.
         fabrics.load(fabric)
@@ -90,18 +90,18 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
         settings = replace(settings, fabric=fabric)
         os.environ[ENV_FABRIC] = fabric
     if settings.fabric is not None:
-        from zerotune.agent.emulation import install
+        from .emulation import install
 
         install()
     if not settings.agent_on and settings.summary_path is None:
         return
 
-    from zerotune.agent.session import Session
-    from zerotune.agent.steps.hooks import StepHooks
+    from .session import Session
+    from .steps.hooks import StepHooks
 
     plugin = None
     if settings.agent_on:
-        from zerotune.agent.nccl import library, other_plugins
+        from .nccl import library, other_plugins
 
         try:
             plugin = library.load()

@@ -49,7 +49,7 @@ class _AfterTorch:
 
 def _arm() -> None:
     try:
-        from zerotune.agent.activate import arm
+        from .activate import arm
 
         arm()
     except Exception as error:  # training must start whatever is wrong with us

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from zerotune.agent import first_group
-from zerotune.agent.daemon_link.channel import DAEMON_TIMEOUT_S
-from zerotune.agent.emulation import BACKEND, uses_nccl
-from zerotune.agent.reasons import QUIET, Mark, Reason, leave, say, untuned
-from zerotune.agent.settings import ENV_LAUNCH, AgentSettings
-from zerotune.store.counted import counted
-from zerotune.store.records import PlanRow, size_class
+from ..store.counted import counted
+from ..store.records import PlanRow, size_class
+from . import first_group
+from .daemon_link.channel import DAEMON_TIMEOUT_S
+from .emulation import BACKEND, uses_nccl
+from .reasons import QUIET, Mark, Reason, leave, say, untuned
+from .settings import ENV_LAUNCH, AgentSettings
 
 if TYPE_CHECKING:
-    from zerotune.agent.nccl.library import Plugin
-    from zerotune.agent.steps.recent_steps import RecentSteps
-    from zerotune.store.step_times import Saved
+    from ..store.step_times import Saved
+    from .nccl.library import Plugin
+    from .steps.recent_steps import RecentSteps
 
 LEAST_STEPS: Final = 100
 """A job of fewer steps may end before anything could be tried and judged."""

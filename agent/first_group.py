@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from zerotune.agent.reasons import Mark, leave
+from .reasons import Mark, leave
 
 logger = logging.getLogger("zerotune.agent")
 

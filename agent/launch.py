@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zerotune.agent import reasons, settings
-from zerotune.agent.nccl import fabric as fabrics
-from zerotune.agent.nccl import library, memory, pinning
-from zerotune.agent.nccl.compiled import EMULATED_NCCL
-from zerotune.agent.nccl.emulation_settings import EmulationSettings
-from zerotune.agent.nccl.libnccl import DISTRIBUTIONS
-from zerotune.store.errors import PlanError, PluginError, UserError
-from zerotune.store.plan_file import read_plan
+from ..store.errors import PlanError, PluginError, UserError
+from ..store.plan_file import read_plan
+from . import reasons, settings
+from .nccl import fabric as fabrics
+from .nccl import library, memory, pinning
+from .nccl.compiled import EMULATED_NCCL
+from .nccl.emulation_settings import EmulationSettings
+from .nccl.libnccl import DISTRIBUTIONS
 
 SITE_DIR = Path(__file__).parent / "site"
 OLDEST_NCCL = (2, 21)

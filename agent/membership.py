@@ -16,28 +16,28 @@ from typing import Any, Final
 
 import msgspec
 
-from zerotune.agent.agreement import Agreement
-from zerotune.agent.agreement.protocol import Why
-from zerotune.agent.daemon_link.channel import Channel
-from zerotune.agent.daemon_link.cost_book import CostBook
-from zerotune.agent.daemon_link.job_id import AgreedJobId
-from zerotune.agent.daemon_link.leader import LeaderAddress
-from zerotune.agent.job_store import open_job_store
-from zerotune.agent.machine import identity
-from zerotune.agent.machine.launchers import local_rank
-from zerotune.agent.nccl.catalog import COMPUTING
-from zerotune.agent.nccl.library import Plugin
-from zerotune.agent.observing.memory import DeviceMemory
-from zerotune.agent.observing.ring import RecordDrain
-from zerotune.agent.observing.trace_log import TraceLog
-from zerotune.agent.reasons import Reason
-from zerotune.agent.settings import AgentSettings, is_first_of_node
-from zerotune.agent.steps.step_queue import StepQueue
-from zerotune.agent.steps.step_timer import StepTimer
-from zerotune.agent.world import World
-from zerotune.store import wire
-from zerotune.store.plan_file import read_plan
-from zerotune.store.records import Plan
+from ..store import wire
+from ..store.plan_file import read_plan
+from ..store.records import Plan
+from .agreement import Agreement
+from .agreement.protocol import Why
+from .daemon_link.channel import Channel
+from .daemon_link.cost_book import CostBook
+from .daemon_link.job_id import AgreedJobId
+from .daemon_link.leader import LeaderAddress
+from .job_store import open_job_store
+from .machine import identity
+from .machine.launchers import local_rank
+from .nccl.catalog import COMPUTING
+from .nccl.library import Plugin
+from .observing.memory import DeviceMemory
+from .observing.ring import RecordDrain
+from .observing.trace_log import TraceLog
+from .reasons import Reason
+from .settings import AgentSettings, is_first_of_node
+from .steps.step_queue import StepQueue
+from .steps.step_timer import StepTimer
+from .world import World
 
 logger = logging.getLogger("zerotune.agent")
 

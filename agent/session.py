@@ -14,24 +14,24 @@ import time
 from dataclasses import replace
 from typing import Any, Final
 
-from zerotune.agent import ending
-from zerotune.agent.agreement import AgreementCounters
-from zerotune.agent.daemon_link.cost_book import CostBook
-from zerotune.agent.emulation import BACKEND, uses_nccl
-from zerotune.agent.machine import identity
-from zerotune.agent.membership import Membership
-from zerotune.agent.nccl import other_plugins
-from zerotune.agent.nccl.library import Counters, Plugin
-from zerotune.agent.observing.memory import DeviceMemory, device_memory_here
-from zerotune.agent.settings import EXACT, AgentSettings, is_first_of_node
-from zerotune.agent.steps.clock import VirtualClock, device_clock
-from zerotune.agent.steps.graphs import GraphCalls
-from zerotune.agent.steps.recent_steps import RecentSteps
-from zerotune.agent.steps.step_queue import StepQueue
-from zerotune.agent.steps.step_timer import ALWAYS, StepTimer
-from zerotune.agent.steps.summary import SummaryWriter
-from zerotune.agent.world import World, current_group
-from zerotune.store.records import Phase
+from ..store.records import Phase
+from . import ending
+from .agreement import AgreementCounters
+from .daemon_link.cost_book import CostBook
+from .emulation import BACKEND, uses_nccl
+from .machine import identity
+from .membership import Membership
+from .nccl import other_plugins
+from .nccl.library import Counters, Plugin
+from .observing.memory import DeviceMemory, device_memory_here
+from .settings import EXACT, AgentSettings, is_first_of_node
+from .steps.clock import VirtualClock, device_clock
+from .steps.graphs import GraphCalls
+from .steps.recent_steps import RecentSteps
+from .steps.step_queue import StepQueue
+from .steps.step_timer import ALWAYS, StepTimer
+from .steps.summary import SummaryWriter
+from .world import World, current_group
 
 logger = logging.getLogger("zerotune.agent")
 
@@ -155,7 +155,7 @@ class Session:
         if emulated:
             self._timer.clock = VirtualClock()
             if self._plugin is None:
-                from zerotune.agent.steps.emulated_calls import EmulatedCalls
+                from .steps.emulated_calls import EmulatedCalls
 
                 self._timer.count_by(EmulatedCalls())
         if self._summary is not None:
@@ -211,7 +211,7 @@ class Session:
         if self._settings.is_exact:
             fabric["numerics"] = EXACT
         if emulated:
-            from zerotune.agent.nccl.emulated import memory_pressure
+            from .nccl.emulated import memory_pressure
 
             device_memory = DeviceMemory(memory_pressure)
         else:
@@ -309,7 +309,7 @@ class Session:
 
 def _failure() -> str:
     """Type of the exception that ended the script; empty: none did. Of `sys.exit(1)` Python tells nobody."""
-    from zerotune.store import wire
+    from ..store import wire
 
     name: str = getattr(getattr(sys, "last_type", None), "__name__", "")
     return name.encode("ascii", "replace").decode()[: wire.MAX_ID_LENGTH]

@@ -9,9 +9,9 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerotune.agent.machine.launchers import local_rank
-from zerotune.store.job_names import is_job_name
-from zerotune.store.paths import default_endpoint
+from ..store.job_names import is_job_name
+from ..store.paths import default_endpoint
+from .machine.launchers import local_rank
 
 ENV_LAUNCH = "ZEROTUNE_LAUNCH"
 """Set to 1 by `launch`: the bootstrap activates the agent in every rank."""

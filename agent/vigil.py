@@ -13,8 +13,8 @@ import subprocess
 import sys
 import time
 
-from zerotune.agent.reasons import Mark, Reason, say, untuned
-from zerotune.store.foreign.own_python import python_with
+from ..store.foreign.own_python import python_with
+from .reasons import Mark, Reason, say, untuned
 
 LOOK_EVERY_S = 0.2
 """Where the kernel has no pidfd_open (before 5.3)."""

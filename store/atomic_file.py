@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.errors import UserError
+from .errors import UserError
 
 LEFT_BEHIND_S: Final = 86_400.0
 """A half that nobody has written to for so long is of a process that was killed."""

@@ -17,8 +17,8 @@ from typing import Final
 
 import msgspec
 
-from zerotune.store.errors import UntrustedError, printable
-from zerotune.store.records import Ordinal
+from .errors import UntrustedError, printable
+from .records import Ordinal
 
 _AS_IT_IS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Whatever somebody has put there: no link is followed, and no pipe waited for."""

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from zerotune.store.records import Collective, MessageBytes, Protocol
+from .records import Collective, MessageBytes, Protocol
 
 ALIGNMENT_BYTES: Final = 16
 """NCCL's kernels move 16 bytes at a time where all addresses are multiples of that, else one element at a time

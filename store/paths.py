@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 import platformdirs
 
-from zerotune.store.errors import UserError
+from .errors import UserError
 
 APP_NAME = "zerotune"
 MAX_IPC_PATH_BYTES: Final = 107

@@ -16,10 +16,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from zerotune.store.atomic_file import users_file
-from zerotune.store.errors import PlanError, reason
-from zerotune.store.foreign.regular_file import read_file
-from zerotune.store.records import (
+from .atomic_file import users_file
+from .errors import PlanError, reason
+from .foreign.regular_file import read_file
+from .records import (
     Algorithm,
     Candidate,
     Collective,

@@ -8,8 +8,8 @@ import shlex
 import stat
 from pathlib import Path
 
-from zerotune.store.errors import StoreError, UntrustedError
-from zerotune.store.paths import runtime_dir
+from .errors import StoreError, UntrustedError
+from .paths import runtime_dir
 
 
 def make_private(folder: Path) -> None:

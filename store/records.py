@@ -15,9 +15,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from zerotune.store.job_names import titled
-from zerotune.store.lateness import Lateness
-from zerotune.store.passages import Passages
+from .job_names import titled
+from .lateness import Lateness
+from .passages import Passages
 
 # Ranges of numbers that travel: what is decoded outside of them is refused there.
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]

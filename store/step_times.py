@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import StepRecord
+from .records import StepRecord
 
 Array = NDArray[Any]
 

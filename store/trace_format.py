@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from zerotune.store.wire import Facts, Id, Name
+from .wire import Facts, Id, Name
 
 TRACE_VERSION: Final = 1
 TRACE_FORMAT: Final = "zerotune-trace"

@@ -21,11 +21,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.errors import WireError, printable
-from zerotune.store.lateness import Lateness
-from zerotune.store.misaligned import Misaligned
-from zerotune.store.passages import Passages
-from zerotune.store.records import U32, Exposure, MissingEvidence, Ordinal, Plan, Stage, StepRecord, Text
+from .errors import WireError, printable
+from .lateness import Lateness
+from .misaligned import Misaligned
+from .passages import Passages
+from .records import U32, Exposure, MissingEvidence, Ordinal, Plan, Stage, StepRecord, Text
 
 WIRE_VERSION: Final = 2
 HEADER: Final = struct.pack("<2sH", b"ZT", WIRE_VERSION)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from zerotune.store.records import Candidate, Decision, DecisionKey, DecisionKind
+from ..store.records import Candidate, Decision, DecisionKey, DecisionKind
 
 
 def since_takeover(decisions: Sequence[Decision]) -> Sequence[Decision]:

@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import LEAST_US, Collective, TimingSource
-from zerotune.store.sqlite.rows.measurements import MEASUREMENT, well_formed
-from zerotune.store.wire import (
+from ..store.records import LEAST_US, Collective, TimingSource
+from ..store.sqlite.rows.measurements import MEASUREMENT, well_formed
+from ..store.wire import (
     FLAG_CAPTURED,
     FLAG_MATCHED,
     FLAG_OFF_CYCLE,

@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zerotune.zero_runtime.engine import Engine, shard
-    from zerotune.zero_runtime.errors import CheckpointError, LifecycleError, SettingsError, ZeroError
-    from zerotune.zero_runtime.loss_scaling import LossScaler
-    from zerotune.zero_runtime.settings import Settings
+    from .engine import Engine, shard
+    from .errors import CheckpointError, LifecycleError, SettingsError, ZeroError
+    from .loss_scaling import LossScaler
+    from .settings import Settings
 
 _HOMES = {
     "CheckpointError": "errors",

@@ -37,11 +37,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from zerotune.zero_runtime.checks import json_dict, whole_number
-from zerotune.zero_runtime.errors import CheckpointError, SettingsError
-from zerotune.zero_runtime.layout.rectangles import boxes
-from zerotune.zero_runtime.sharded_model import ShardedModel
-from zerotune.zero_runtime.state import unsharded_values
+from .checks import json_dict, whole_number
+from .errors import CheckpointError, SettingsError
+from .layout.rectangles import boxes
+from .sharded_model import ShardedModel
+from .state import unsharded_values
 
 MANIFEST = "zero.json"
 _MISTAKE_BYTES = 1024  # of what ranks tell one another went wrong; a path has a few hundred

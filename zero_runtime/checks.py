@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zerotune.zero_runtime.errors import SettingsError
+from .errors import SettingsError
 
 _MOST_SHOWN = 60
 

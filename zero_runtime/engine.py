@@ -20,25 +20,25 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from zerotune.zero_runtime import checkpoint, collectives, phases
-from zerotune.zero_runtime.autotune.autotuner import Autotuner
-from zerotune.zero_runtime.autotune.choices import StepSettings, chunk_cap_bytes
-from zerotune.zero_runtime.checks import number, refusal
-from zerotune.zero_runtime.errors import LifecycleError, SettingsError
-from zerotune.zero_runtime.layout.discovery import Part, agree_on_model, assign, default_layers, tell_others
-from zerotune.zero_runtime.layout.flat_buffer import Flat, Managed
-from zerotune.zero_runtime.layout.groups import hybrid_groups
-from zerotune.zero_runtime.optimizer.clipping import counted, global_norm
-from zerotune.zero_runtime.optimizer.foreign import is_marked, mark
-from zerotune.zero_runtime.optimizer.sharded import ShardedGradients, build_optimizer
-from zerotune.zero_runtime.parameter_check import ParameterCheck
-from zerotune.zero_runtime.settings import Settings
-from zerotune.zero_runtime.stages.backward import BackwardPass
-from zerotune.zero_runtime.stages.gradients import FlatGradients, PendingReductions, ReduceSettings, Schedule
-from zerotune.zero_runtime.stages.partitioned import PartitionedParameters
-from zerotune.zero_runtime.stages.replicated import ReplicatedParameters
-from zerotune.zero_runtime.stages.unit import State, Unit
-from zerotune.zero_runtime.state import assign_pieces, full_state_dict, load_full_state_dict
+from . import checkpoint, collectives, phases
+from .autotune.autotuner import Autotuner
+from .autotune.choices import StepSettings, chunk_cap_bytes
+from .checks import number, refusal
+from .errors import LifecycleError, SettingsError
+from .layout.discovery import Part, agree_on_model, assign, default_layers, tell_others
+from .layout.flat_buffer import Flat, Managed
+from .layout.groups import hybrid_groups
+from .optimizer.clipping import counted, global_norm
+from .optimizer.foreign import is_marked, mark
+from .optimizer.sharded import ShardedGradients, build_optimizer
+from .parameter_check import ParameterCheck
+from .settings import Settings
+from .stages.backward import BackwardPass
+from .stages.gradients import FlatGradients, PendingReductions, ReduceSettings, Schedule
+from .stages.partitioned import PartitionedParameters
+from .stages.replicated import ReplicatedParameters
+from .stages.unit import State, Unit
+from .state import assign_pieces, full_state_dict, load_full_state_dict
 
 _FEWEST_BUCKETS = 6
 _LEAST_BUCKET_BYTES = 1 << 20

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from zerotune.zero_runtime import phases
+from . import phases
 
 if TYPE_CHECKING:
-    from zerotune.zero_runtime.engine import Engine
+    from .engine import Engine
 
 
 class LossScaler:

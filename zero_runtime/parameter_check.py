@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from zerotune.zero_runtime import collectives, phases
-from zerotune.zero_runtime.errors import LifecycleError
-from zerotune.zero_runtime.layout.flat_buffer import Flat
-from zerotune.zero_runtime.stages.backward import BackwardPass
-from zerotune.zero_runtime.stages.partitioned import between_graphs
+from . import collectives, phases
+from .errors import LifecycleError
+from .layout.flat_buffer import Flat
+from .stages.backward import BackwardPass
+from .stages.partitioned import between_graphs
 
 _KINDS = ("was replaced by another tensor", "was given new storage", "was written in place")
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from zerotune.zero_runtime.checks import refusal, whole_number
-from zerotune.zero_runtime.errors import SettingsError
+from .checks import refusal, whole_number
+from .errors import SettingsError
 
 _DTYPES = {
     "fp32": torch.float32,

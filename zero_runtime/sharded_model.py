@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from zerotune.zero_runtime.collectives import Collectives
-from zerotune.zero_runtime.layout.flat_buffer import Flat
-from zerotune.zero_runtime.optimizer.sharded import ShardedGradients
+from .collectives import Collectives
+from .layout.flat_buffer import Flat
+from .optimizer.sharded import ShardedGradients
 
 
 class ShardedModel(Protocol):

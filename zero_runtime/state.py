@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from zerotune.zero_runtime import phases
-from zerotune.zero_runtime.checks import refusal
-from zerotune.zero_runtime.errors import CheckpointError
-from zerotune.zero_runtime.layout.flat_buffer import Flat
-from zerotune.zero_runtime.sharded_model import ShardedModel
+from . import phases
+from .checks import refusal
+from .errors import CheckpointError
+from .layout.flat_buffer import Flat
+from .sharded_model import ShardedModel
 
 
 def _gathered(engine: ShardedModel, flat: Flat) -> Tensor:

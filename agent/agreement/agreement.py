@@ -16,10 +16,14 @@ from typing import Final
 
 import torch.distributed as dist
 
-from zerotune.agent.agreement import job_start
-from zerotune.agent.agreement.exchange import Closed, Exchange
-from zerotune.agent.agreement.members import Members
-from zerotune.agent.agreement.protocol import (
+from ...store.errors import WireError
+from ...store.records import Plan, PlanRow
+from ...store.wire import WIRE_VERSION
+from ..nccl.library import Plugin
+from . import job_start
+from .exchange import Closed, Exchange
+from .members import Members
+from .protocol import (
     Answer,
     Leader,
     Outcome,
@@ -32,10 +36,6 @@ from zerotune.agent.agreement.protocol import (
     framed,
     frames,
 )
-from zerotune.agent.nccl.library import Plugin
-from zerotune.store.errors import WireError
-from zerotune.store.records import Plan, PlanRow
-from zerotune.store.wire import WIRE_VERSION
 
 logger = logging.getLogger("zerotune.agreement")
 

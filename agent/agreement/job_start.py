@@ -17,8 +17,8 @@ import hashlib
 import secrets
 from typing import Final
 
-from zerotune.agent.agreement.exchange import Exchange
-from zerotune.agent.agreement.protocol import framed, frames
+from .exchange import Exchange
+from .protocol import framed, frames
 
 N_INCARNATIONS_KEY = "n_incarnations"
 INCARNATION_KEY = "incarnation"

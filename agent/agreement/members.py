@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from zerotune.agent.agreement.protocol import LEAST_CALLS, Member, Outcome, PlanChange, Why
-from zerotune.agent.nccl.library import Plugin, pack_cycle, unpack_cycle
-from zerotune.store.records import CommunicatorClass
+from ...store.records import CommunicatorClass
+from ..nccl.library import Plugin, pack_cycle, unpack_cycle
+from .protocol import LEAST_CALLS, Member, Outcome, PlanChange, Why
 
 FIRST_LEAD_S: Final = 0.25
 LEAST_LEAD_S: Final = 0.05

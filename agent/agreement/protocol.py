@@ -23,8 +23,8 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from zerotune.store.errors import WireError
-from zerotune.store.records import Ordinal, Plan
+from ...store.errors import WireError
+from ...store.records import Ordinal, Plan
 
 BASELINE_PLAN: Final = Plan(epoch=0)
 """What every job starts with."""

@@ -7,10 +7,10 @@ import threading
 import time
 from typing import Final, NamedTuple
 
-from zerotune.agent import activate
-from zerotune.agent.daemon_link.asking import fetch_status
-from zerotune.agent.session import Session
-from zerotune.store.wire import JobStatus
+from ...store.wire import JobStatus
+from .. import activate
+from ..daemon_link.asking import fetch_status
+from ..session import Session
 
 logger = logging.getLogger("zerotune.callbacks")
 

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterable
 from typing import Any, Final
 
-from zerotune.agent.callbacks.figures import Watch
+from .figures import Watch
 
 GAUGES: Final = {
     "zerotune/epoch": ("zerotune.epoch", "1", "Epoch of the plan in force; 0: NCCL's own choice."),

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from zerotune.agent.callbacks.figures import Watch
+from .figures import Watch
 
 logger = logging.getLogger("zerotune.callbacks")
 

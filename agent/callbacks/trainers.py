@@ -6,7 +6,7 @@ import importlib
 import logging
 from typing import Any
 
-from zerotune.agent.callbacks.figures import Watch
+from .figures import Watch
 
 logger = logging.getLogger("zerotune.callbacks")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import zmq
 
-from zerotune.agent.daemon_link.line import Line, new_context
-from zerotune.store import wire
-from zerotune.store.errors import WireError
+from ...store import wire
+from ...store.errors import WireError
+from .line import Line, new_context
 
 
 def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | None = None) -> wire.StatusReply | None:

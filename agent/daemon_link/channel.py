@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 import zmq
 
-from zerotune.agent.daemon_link.line import Line, new_context
-from zerotune.agent.daemon_link.receiving import is_told, receive_frames
-from zerotune.agent.settings import is_first_of_node
-from zerotune.store import wire
-from zerotune.store.errors import UserError, WireError, printable
+from ...store import wire
+from ...store.errors import UserError, WireError, printable
+from ..settings import is_first_of_node
+from .line import Line, new_context
+from .receiving import is_told, receive_frames
 
 logger = logging.getLogger("zerotune.agent")
 

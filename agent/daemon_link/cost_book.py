@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.wire import COST_FIELDS
+from ...store.wire import COST_FIELDS
 
 MAX_QUESTIONS: Final = 512
 """60 kB. When there are more, the least recently asked one is dropped."""

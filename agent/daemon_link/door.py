@@ -11,11 +11,11 @@ from typing import Final
 
 import msgspec
 
-from zerotune.agent.settings import ENV_ENDPOINT
-from zerotune.store.errors import UntrustedError
-from zerotune.store.foreign.peer import peer_of
-from zerotune.store.paths import SERVICE_DOOR, SERVICE_RUNTIME_DIR
-from zerotune.store.private_folders import open_socket_folder
+from ...store.errors import UntrustedError
+from ...store.foreign.peer import peer_of
+from ...store.paths import SERVICE_DOOR, SERVICE_RUNTIME_DIR
+from ...store.private_folders import open_socket_folder
+from ..settings import ENV_ENDPOINT
 
 ADDRESS_TIMEOUT_S: Final = 0.5
 """The service tells the address at once, whether a daemon serves there already or not."""

@@ -14,9 +14,9 @@ from typing import Any, Final
 import zmq
 import zmq.auth
 
-from zerotune.agent.settings import ENV_CURVE_KEYS
-from zerotune.store.errors import UserError, reason
-from zerotune.store.foreign.regular_file import read_file
+from ...store.errors import UserError, reason
+from ...store.foreign.regular_file import read_file
+from ..settings import ENV_CURVE_KEYS
 
 MAX_KEY_BYTES: Final = 65_536
 

@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Final
 
-from zerotune.store.errors import UserError
+from ...store.errors import UserError
 
 LEAST_FILES: Final = 24
 """Descriptors that ZeroMQ may want."""

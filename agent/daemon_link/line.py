@@ -16,12 +16,12 @@ from typing import Any
 
 import zmq
 
-from zerotune.agent.daemon_link.keys import keys_dir, use_client_keys
-from zerotune.agent.daemon_link.least_free import refuse_few_files, refuse_few_threads
-from zerotune.store.errors import UntrustedError
-from zerotune.store.foreign.peer import Peer, peer_of
-from zerotune.store.paths import ENDPOINT_REMEDY
-from zerotune.store.private_folders import open_socket_folder
+from ...store.errors import UntrustedError
+from ...store.foreign.peer import Peer, peer_of
+from ...store.paths import ENDPOINT_REMEDY
+from ...store.private_folders import open_socket_folder
+from .keys import keys_dir, use_client_keys
+from .least_free import refuse_few_files, refuse_few_threads
 
 
 def new_context() -> zmq.Context[Any]:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import zmq
 
-from zerotune.store.wire import MAX_FRAMES
+from ...store.wire import MAX_FRAMES
 
 TOLD_FIRST: Final = 3
 

@@ -16,7 +16,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from zerotune.agent.machine import adapters, launchers, nccl_variables
+from . import adapters, launchers, nccl_variables
 
 Description = dict[str, str | int | float | bool]
 
@@ -24,7 +24,7 @@ Description = dict[str, str | int | float | bool]
 def describe(fabric: str | None) -> tuple[str, Description]:
     """(fabric_id, description) of the emulated fabric named `fabric`, or of this node's hardware."""
     if fabric is not None:
-        from zerotune.agent.nccl.fabric import load
+        from ..nccl.fabric import load
 
         emulated = load(fabric)
         limit_mb = os.environ.get("ZEROTUNE_DEVICE_MB")  # checked where the emulation reads it

@@ -11,8 +11,8 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from zerotune.store.errors import UserError
-from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol
+from ...store.errors import UserError
+from ...store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 
 Cell = tuple[Algorithm, Protocol]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from zerotune.store.errors import UserError
+from ...store.errors import UserError
 
 LIMITS: Final = ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")
 

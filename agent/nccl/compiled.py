@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.errors import PluginError, UntrustedError, reason
-from zerotune.store.foreign.regular_file import read_file
-from zerotune.store.foreign.ways import make_own_folder, refuse_reachable
-from zerotune.store.paths import SESSION_DIRS
+from ...store.errors import PluginError, UntrustedError, reason
+from ...store.foreign.regular_file import read_file
+from ...store.foreign.ways import make_own_folder, refuse_reachable
+from ...store.paths import SESSION_DIRS
 
 _HASH_MARK: Final = b"zerotune-source:"
 _MAX_BYTES: Final = 64 * 2**20

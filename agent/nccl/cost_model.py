@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import Algorithm, Candidate, Collective, Protocol
+from ...store.records import Algorithm, Candidate, Collective, Protocol
 
 N_ALGORITHMS: Final = 7
 N_PROTOCOLS: Final = 3

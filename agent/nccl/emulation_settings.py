@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from zerotune.agent.nccl import pinning
-from zerotune.agent.nccl.channel_limit import channel_limit
-from zerotune.agent.nccl.fault_settings import read_faults
-from zerotune.agent.nccl.release import release
-from zerotune.store.errors import UserError
-from zerotune.store.records import Collective
+from ...store.errors import UserError
+from ...store.records import Collective
+from . import pinning
+from .channel_limit import channel_limit
+from .fault_settings import read_faults
+from .release import release
 
 STEPS_AHEAD: Final = ("0", "1", "2", "3", "4")
 

@@ -21,15 +21,15 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from zerotune.agent.nccl import catalog, cost_model, memory
-from zerotune.agent.nccl.cost_model import IGNORE, Topology
-from zerotune.agent.nccl.fabric_file import BelievedSpan, FabricFile, Truth
-from zerotune.agent.nccl.truth import CurveKey, RecordedCurve, Span, channel_factor, line, read_points, wire_share
-from zerotune.agent.nccl.twin.machines import Node, node
-from zerotune.store.errors import FabricError, UserError, reason
-from zerotune.store.foreign.regular_file import begin_of, read_file
-from zerotune.store.paths import user_fabrics_dir
-from zerotune.store.records import Algorithm, Collective, CommunicatorClass, Protocol
+from ...store.errors import FabricError, UserError, reason
+from ...store.foreign.regular_file import begin_of, read_file
+from ...store.paths import user_fabrics_dir
+from ...store.records import Algorithm, Collective, CommunicatorClass, Protocol
+from . import catalog, cost_model, memory
+from .cost_model import IGNORE, Topology
+from .fabric_file import BelievedSpan, FabricFile, Truth
+from .truth import CurveKey, RecordedCurve, Span, channel_factor, line, read_points, wire_share
+from .twin.machines import Node, node
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -8,8 +8,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from zerotune.agent.nccl.cost_model import StatedCell
-from zerotune.agent.nccl.truth import ChannelFactors, Channels, NotNegative, Positive, TruthCell
+from .cost_model import StatedCell
+from .truth import ChannelFactors, Channels, NotNegative, Positive, TruthCell
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]

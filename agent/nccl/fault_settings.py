@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from zerotune.agent.nccl import catalog
-from zerotune.store.errors import UserError
-from zerotune.store.records import Candidate
+from ...store.errors import UserError
+from ...store.records import Candidate
+from . import catalog
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from zerotune.agent.nccl.mock_cuda.symbols import exported_functions
-from zerotune.store.errors import PluginError, UserError
-from zerotune.store.records import Collective
+from ...store.errors import PluginError, UserError
+from ...store.records import Collective
+from .mock_cuda.symbols import exported_functions
 
 LIBRARY: Final = "libnccl.so.2"
 LIBRARY_VARIABLE: Final = "NCCL_LIBRARY"

@@ -18,11 +18,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.agent.nccl.compiled import PLUGIN
-from zerotune.store.errors import PlanError, PluginError
-from zerotune.store.passages import OtherPlugin, Passage, PassageKind, Passages
-from zerotune.store.records import CommunicatorClass, Plan, PlanRow, TimingSource, phase_name
-from zerotune.store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
+from ...store.errors import PlanError, PluginError
+from ...store.passages import OtherPlugin, Passage, PassageKind, Passages
+from ...store.records import CommunicatorClass, Plan, PlanRow, TimingSource, phase_name
+from ...store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
+from .compiled import PLUGIN
 
 LAYOUT_VERSION: Final = 3
 MAX_PLAN_ROWS: Final = 4096

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from zerotune.store.records import Algorithm, CommunicatorClass
+from ...store.records import Algorithm, CommunicatorClass
 
 STEPS: Final = 8
 LL_BYTES: Final = 8 * 512 * STEPS * 16

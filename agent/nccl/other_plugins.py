@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from zerotune.agent.nccl.compiled import PLUGIN
-from zerotune.store.foreign.regular_file import read_file
+from ...store.foreign.regular_file import read_file
+from .compiled import PLUGIN
 
 if TYPE_CHECKING:
-    from zerotune.agent.nccl.library import Plugin
+    from .library import Plugin
 
 MAX_CONF_BYTES: Final = 2**20
 """Of a file that says what NCCL is set to."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Final, TypeVar
 
-from zerotune.agent.nccl import catalog
-from zerotune.store.records import Algorithm, Collective, Protocol
+from ...store.records import Algorithm, Collective, Protocol
+from . import catalog
 
 PINNING: Final = ("NCCL_ALGO", "NCCL_PROTO")
 NEEDED: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from zerotune.store.errors import UserError
+from ...store.errors import UserError
 
 DEFAULT: Final = "2.28.9"
 

@@ -17,7 +17,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
-from zerotune.store.records import Algorithm, Collective, CommunicatorClass, Protocol
+from ...store.records import Algorithm, Collective, CommunicatorClass, Protocol
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zerotune.agent.daemon_link.cost_book import CostBook
-from zerotune.agent.nccl.library import COST_RING_RECORDS, RING_RECORDS
-from zerotune.agent.steps.step_queue import StepQueue
-from zerotune.store import wire
-from zerotune.store.passages import Passages
-from zerotune.store.wire import FLAG_TIMED
+from ...store import wire
+from ...store.passages import Passages
+from ...store.wire import FLAG_TIMED
+from ..daemon_link.cost_book import CostBook
+from ..nccl.library import COST_RING_RECORDS, RING_RECORDS
+from ..steps.step_queue import StepQueue
 
 if TYPE_CHECKING:
-    from zerotune.agent.nccl.library import Plugin
-    from zerotune.agent.observing.trace_log import TraceLog
+    from ..nccl.library import Plugin
+    from .trace_log import TraceLog
 
 UNKNOWN_RANK = 0xFFFFFFFF
 

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from zerotune.store.records import StepRecord
-from zerotune.store.trace_format import (
+from ...store.records import StepRecord
+from ...store.trace_format import (
     STEP_FIELDS,
     TRACE_FORMAT,
     TRACE_SUFFIX,
@@ -31,7 +31,7 @@ from zerotune.store.trace_format import (
     TraceMember,
     pack_member,
 )
-from zerotune.store.wire import OBSERVATION_FIELDS
+from ...store.wire import OBSERVATION_FIELDS
 
 _log = logging.getLogger("zerotune")
 

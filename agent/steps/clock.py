@@ -85,7 +85,7 @@ class VirtualClock:
     is_trainings = False
 
     def __init__(self) -> None:
-        from zerotune.agent.nccl.emulated.device import clock
+        from ..nccl.emulated.device import clock
 
         self._device = clock
         self._n_noted = 0

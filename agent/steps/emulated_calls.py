@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zerotune.agent.nccl.emulated import journal
-from zerotune.agent.nccl.library import NO_CALLS
+from ..nccl.emulated import journal
+from ..nccl.library import NO_CALLS
 
 
 class EmulatedCalls:

@@ -23,7 +23,7 @@ import torch
 from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from zerotune.agent.settings import ENV_FABRIC
+from ..settings import ENV_FABRIC
 
 
 class Region(IntEnum):
@@ -209,7 +209,7 @@ def _graph_kinds() -> list[type]:
     if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         kinds.append(torch.cuda.CUDAGraph)
     if os.environ.get(ENV_FABRIC):
-        from zerotune.agent.nccl.emulated import Graph
+        from ..nccl.emulated import Graph
 
         kinds.append(Graph)
     return kinds

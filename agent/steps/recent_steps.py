@@ -8,8 +8,8 @@ from itertools import islice
 from statistics import median
 from typing import Final
 
-from zerotune.store.records import StepRecord
-from zerotune.store.step_times import Saved, SideBySide
+from ...store.records import StepRecord
+from ...store.step_times import Saved, SideBySide
 
 N_LATEST: Final = 64
 N_KEPT: Final = 256

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, TypeVar
 
-from zerotune.store.records import StepRecord
+from ...store.records import StepRecord
 
 Item = TypeVar("Item")
 

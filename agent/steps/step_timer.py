@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-from zerotune.agent.nccl.library import MIXED_EPOCHS, NO_CALLS
-from zerotune.agent.steps.clock import MAX_UNDERWAY, Instant, TrainingClock, WallClock
-from zerotune.store.records import StepRecord
+from ...store.records import StepRecord
+from ..nccl.library import MIXED_EPOCHS, NO_CALLS
+from .clock import MAX_UNDERWAY, Instant, TrainingClock, WallClock
 
 ALWAYS: Final = sys.maxsize
 """Steps in which calls are timed if they always are."""

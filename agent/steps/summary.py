@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zerotune.store.atomic_file import atomic_write
-from zerotune.store.records import StepRecord
+from ...store.atomic_file import atomic_write
+from ...store.records import StepRecord
 
 
 class SummaryWriter:
@@ -61,6 +61,6 @@ class SummaryWriter:
 
 
 def _n_disagreements() -> int:
-    from zerotune.agent.nccl.emulated import journal
+    from ..nccl.emulated import journal
 
     return int(journal().n_disagreements)

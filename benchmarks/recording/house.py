@@ -35,15 +35,15 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 50_049,
-    "agent_lines": 22_910,
-    "agent_wheel_lines": 22_910,
-    "store_lines": 6_134,
-    "zero_runtime_lines": 4_496,
-    "tests_lines": 51_572,
-    "benchmarks_lines": 26_549,
-    "constants": 1_079,
-    "files_over_400_lines": 27,
+    "tuner_lines": 47_200,
+    "agent_lines": 22_659,
+    "agent_wheel_lines": 22_659,
+    "store_lines": 6_041,
+    "zero_runtime_lines": 4_432,
+    "tests_lines": 50_917,
+    "benchmarks_lines": 26_548,
+    "constants": 1_066,
+    "files_over_400_lines": 24,
 }
 """What it is by now: a test lets it shrink only."""
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from zerotune.store.foreign.own_python import python_with
+from .own_python import python_with
 
 _HEAD: Final = struct.Struct("!BQQ")
 """Of a request: 0, and the bytes of the name and of the data. Of an answer: how it went, 0, and its bytes."""

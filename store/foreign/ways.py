@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.errors import UntrustedError
+from ..errors import UntrustedError
 
 _MOST_LINKS: Final = 40
 """As the kernel follows on one way."""

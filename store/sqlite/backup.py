@@ -6,9 +6,9 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
-from zerotune.store.atomic_file import atomic_write
-from zerotune.store.errors import StoreError, reason
-from zerotune.store.sqlite.opening import open_for_reading
+from ..atomic_file import atomic_write
+from ..errors import StoreError, reason
+from .opening import open_for_reading
 
 _ANOTHER = "name another file"
 

@@ -17,11 +17,12 @@ from types import TracebackType
 
 import msgspec
 
-from zerotune.store.errors import StoreError
-from zerotune.store.lockfile import LockFile
-from zerotune.store.records import CandidateStatistics, JobRecord, ModelRecord
-from zerotune.store.sqlite.damage.damage import Damage, DamageWatch
-from zerotune.store.sqlite.opening import (
+from ..errors import StoreError
+from ..lockfile import LockFile
+from ..records import CandidateStatistics, JobRecord, ModelRecord
+from ..wire import StoreState
+from .damage.damage import Damage, DamageWatch
+from .opening import (
     Redo,
     begin_anew,
     cannot_be_opened,
@@ -29,12 +30,11 @@ from zerotune.store.sqlite.opening import (
     open_for_writing,
     reader,
 )
-from zerotune.store.sqlite.reading.queries import Reading
-from zerotune.store.sqlite.rows.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN
-from zerotune.store.sqlite.writing.recording import Recording
-from zerotune.store.sqlite.writing.retention import Retention
-from zerotune.store.sqlite.writing.writer import Writer
-from zerotune.store.wire import StoreState
+from .reading.queries import Reading
+from .rows.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN
+from .writing.recording import Recording
+from .writing.retention import Retention
+from .writing.writer import Writer
 
 __all__ = [
     "MEASUREMENT",

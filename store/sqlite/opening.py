@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError, reason
-from zerotune.store.foreign.regular_file import begin_of
-from zerotune.store.lockfile import LockFile, LockHeld
-from zerotune.store.private_folders import make_private, refuse_open_folder
-from zerotune.store.sqlite.damage.damage import Damage, check_pages, is_damage, remedy
-from zerotune.store.sqlite.damage.recovery import Recovered, recover
-from zerotune.store.sqlite.damage.replacement import (
+from ..errors import StoreError, StoreLockedError, StoreVersionError, reason
+from ..foreign.regular_file import begin_of
+from ..lockfile import LockFile, LockHeld
+from ..private_folders import make_private, refuse_open_folder
+from .damage.damage import Damage, check_pages, is_damage, remedy
+from .damage.recovery import Recovered, recover
+from .damage.replacement import (
     clear,
     declare_whole,
     free_stamp,
@@ -28,8 +28,8 @@ from zerotune.store.sqlite.damage.replacement import (
     remove,
     unfinished,
 )
-from zerotune.store.sqlite.damage.sound_rows import CELLS, columns_of, show_sound_rows, warn_of_damage
-from zerotune.store.sqlite.migrations import (
+from .damage.sound_rows import CELLS, columns_of, show_sound_rows, warn_of_damage
+from .migrations import (
     APPLICATION_ID,
     MIGRATIONS_TABLE,
     READABLE_WITHOUT,
@@ -38,7 +38,7 @@ from zerotune.store.sqlite.migrations import (
     columns_without,
     migrate,
 )
-from zerotune.store.sqlite.schema import guarded, has_table, stranger
+from .schema import guarded, has_table, stranger
 
 _log = logging.getLogger("zerotune.store")
 

@@ -11,7 +11,7 @@ import re
 import sqlite3
 from typing import Final
 
-from zerotune.store.sqlite.migrations import MIGRATIONS_TABLE, columns_without
+from .migrations import MIGRATIONS_TABLE, columns_without
 
 MAX_ENTRIES: Final = 1000
 """Of a schema; ours has some 20."""

@@ -15,13 +15,13 @@ from typing import Final
 
 import msgspec
 
-from zerotune.store.errors import StoreError, reason
-from zerotune.store.foreign.regular_file import begin_of
-from zerotune.store.sqlite.damage.recovery import Recovered, reading, recover
-from zerotune.store.sqlite.damage.replacement import unfinished
-from zerotune.store.sqlite.migrations import APPLICATION_ID, migrate
-from zerotune.store.sqlite.opening import held, open_unchecked, replace
-from zerotune.store.sqlite.schema import stranger
+from ..errors import StoreError, reason
+from ..foreign.regular_file import begin_of
+from .damage.recovery import Recovered, reading, recover
+from .damage.replacement import unfinished
+from .migrations import APPLICATION_ID, migrate
+from .opening import held, open_unchecked, replace
+from .schema import stranger
 
 _SHOWN: Final = 5
 _AT_APPLICATION_ID: Final = 68

@@ -6,9 +6,9 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from zerotune.tuner.advice.constants import Constants
-from zerotune.tuner.advice.hardware.clusters import Cluster
-from zerotune.tuner.advice.models.model_shape import ModelShape
+from .constants import Constants
+from .hardware.clusters import Cluster
+from .models.model_shape import ModelShape
 
 
 class Range(msgspec.Struct, frozen=True):

@@ -11,12 +11,12 @@ from typing import Final
 
 import msgspec
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.advice.hardware.clusters import MAX_GB, MAX_NODES, Cluster
-from zerotune.tuner.advice.models.model_shape import divisors, in_words
-from zerotune.tuner.advice.prediction.memory import MemoryParts, batch_that_fits, memory_of, memory_share
-from zerotune.tuner.advice.prediction.step import StepEstimate, estimate, step_parts
-from zerotune.tuner.advice.problem import Problem, Recompute, ZeroConfiguration
+from ...store.errors import UserError
+from .hardware.clusters import MAX_GB, MAX_NODES, Cluster
+from .models.model_shape import divisors, in_words
+from .prediction.memory import MemoryParts, batch_that_fits, memory_of, memory_share
+from .prediction.step import StepEstimate, estimate, step_parts
+from .problem import Problem, Recompute, ZeroConfiguration
 
 STAGES: Final = (0, 1, 2, 3)
 RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "half", "full")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.advice.models.model_shape import ModelShape
-from zerotune.tuner.advice.problem import ZeroConfiguration
-from zerotune.tuner.advice.zero_formulas import PARAMETER_BYTES
+from ...store.errors import UserError
+from .models.model_shape import ModelShape
+from .problem import ZeroConfiguration
+from .zero_formulas import PARAMETER_BYTES
 
 FRAMEWORKS: Final = ("fsdp2", "deepspeed", "zero_runtime")
 _DTYPES: Final = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}

@@ -13,10 +13,10 @@ import socket as sockets
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.errors import UserError
-from zerotune.store.foreign.peer import peer_of
-from zerotune.store.lockfile import LockFile, LockHeld
-from zerotune.store.paths import SERVICE_DOOR
+from ...store.errors import UserError
+from ...store.foreign.peer import peer_of
+from ...store.lockfile import LockFile, LockHeld
+from ...store.paths import SERVICE_DOOR
 
 BACKLOG: Final = 4096
 

@@ -10,8 +10,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from zerotune.store.errors import UserError
-from zerotune.store.foreign.regular_file import read_file
+from ...store.errors import UserError
+from ...store.foreign.regular_file import read_file
 
 POOLS: Final = "shared"
 """Below the state folder: what users know in common."""

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.all_users.door import Door, Visitor
-from zerotune.tuner.all_users.folders import Share, User, make_for, make_roots, refuse_lent
-from zerotune.tuner.all_users.user_daemon import UserDaemon
+from ...store.errors import UserError
+from .door import Door, Visitor
+from .folders import Share, User, make_for, make_roots, refuse_lent
+from .user_daemon import UserDaemon
 
 _log = logging.getLogger("zerotune.all_users")
 

@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from zerotune.tuner.all_users.folders import Folders, User
-from zerotune.tuner.all_users.user_process import UserProcess
+from .folders import Folders, User
+from .user_process import UserProcess
 
 SAFE_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS", "OPENBLAS_CORETYPE")
 """What a user's daemon gets of the service's environment, which may hold secrets."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from zerotune.tuner.all_users.folders import User
+from .folders import User
 
 CANNOT_RUN: Final = 126
 """Exit code of a process that may not run the command."""

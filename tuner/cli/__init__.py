@@ -17,9 +17,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-from zerotune.agent.daemon_link.least_free import refuse_few_threads
-from zerotune.store.errors import UserError, ZerotuneError, printable
-from zerotune.tuner.cli.terminal import filtered_output, forget_absurd_size, shortened
+from ...agent.daemon_link.least_free import refuse_few_threads
+from ...store.errors import UserError, ZerotuneError, printable
+from .terminal import filtered_output, forget_absurd_size, shortened
 
 IGNORED: Final = {
     "daemon": (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP),
@@ -55,7 +55,7 @@ def _ended_in_good_order() -> Iterator[None]:
 
 def _run() -> None:
     try:
-        from zerotune.tuner.cli.app import app  # here: Ctrl-C while it is loaded ends no worse than later
+        from .app import app  # here: Ctrl-C while it is loaded ends no worse than later
 
         _refuse_empty(sys.argv[1:])
         code = app(prog_name="zerotune", standalone_mode=False)
@@ -68,8 +68,8 @@ def _run() -> None:
     except ZerotuneError as error:
         code = _failed(str(error), 1)
     except sqlite3.DatabaseError as error:
-        from zerotune.store.sqlite.damage.damage import remedy
-        from zerotune.tuner.cli.paths import store_in_use
+        from ...store.sqlite.damage.damage import remedy
+        from .paths import store_in_use
 
         reason, path = " ".join(str(error).split()), store_in_use(sys.argv[1:])
         words = f"the store {path} is damaged ({reason}); {remedy(path)}"

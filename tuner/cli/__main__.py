@@ -2,7 +2,7 @@
 
 import sys
 
-from zerotune.tuner.cli import main
+from . import main
 
 sys.argv[0] = "zerotune"  # a lock names its holder so, and it is what people type
 main()

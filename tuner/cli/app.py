@@ -6,32 +6,32 @@ from typing import Annotated
 
 import typer
 
-from zerotune.tuner.cli.live.daemon import daemon
-from zerotune.tuner.cli.live.dashboard import dashboard
-from zerotune.tuner.cli.live.doctor import doctor
-from zerotune.tuner.cli.live.explain import explain
-from zerotune.tuner.cli.live.fabrics import fabrics
-from zerotune.tuner.cli.live.jobs import jobs
-from zerotune.tuner.cli.live.keys import keys
-from zerotune.tuner.cli.live.launch import launch
-from zerotune.tuner.cli.live.metrics import metrics
-from zerotune.tuner.cli.live.models import models
-from zerotune.tuner.cli.live.status import status
-from zerotune.tuner.cli.live.store import store
-from zerotune.tuner.cli.live.top import top
-from zerotune.tuner.cli.offline.advise import advise
-from zerotune.tuner.cli.offline.book import book
-from zerotune.tuner.cli.offline.demo import demo
-from zerotune.tuner.cli.offline.export import export
-from zerotune.tuner.cli.offline.import_ import import_
-from zerotune.tuner.cli.offline.memory import memory
-from zerotune.tuner.cli.offline.nccl import nccl
-from zerotune.tuner.cli.offline.plot import plot
-from zerotune.tuner.cli.offline.replay import replay
-from zerotune.tuner.cli.offline.report import report
-from zerotune.tuner.cli.offline.stage import stage
-from zerotune.tuner.cli.offline.sweep import sweep
-from zerotune.tuner.cli.offline.table import table
+from .live.daemon import daemon
+from .live.dashboard import dashboard
+from .live.doctor import doctor
+from .live.explain import explain
+from .live.fabrics import fabrics
+from .live.jobs import jobs
+from .live.keys import keys
+from .live.launch import launch
+from .live.metrics import metrics
+from .live.models import models
+from .live.status import status
+from .live.store import store
+from .live.top import top
+from .offline.advise import advise
+from .offline.book import book
+from .offline.demo import demo
+from .offline.export import export
+from .offline.import_ import import_
+from .offline.memory import memory
+from .offline.nccl import nccl
+from .offline.plot import plot
+from .offline.replay import replay
+from .offline.report import report
+from .offline.stage import stage
+from .offline.sweep import sweep
+from .offline.table import table
 
 app = typer.Typer(
     name="zerotune",
@@ -90,7 +90,7 @@ def _options(
     Example: zerotune launch --start-daemon -- torchrun --nproc-per-node 8 train.py
     """
     if context.invoked_subcommand is None:
-        from zerotune.tuner.cli.greeting import greet
+        from .greeting import greet
 
         greet()
 

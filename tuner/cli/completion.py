@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import typer
 
-from zerotune.store.errors import ZerotuneError
+from ...store.errors import ZerotuneError
 
 Completion = Callable[[typer.Context, str], list[str]]
 
@@ -29,75 +29,75 @@ def one_of(*values: str) -> Completion:
 
 
 def _fabrics(ctx: typer.Context) -> Iterable[str]:
-    from zerotune.agent.nccl import fabric
+    from ...agent.nccl import fabric
 
     return [*fabric.names(), *fabric.user_names()]
 
 
 def _user_fabrics(ctx: typer.Context) -> Iterable[str]:
-    from zerotune.agent.nccl import fabric
+    from ...agent.nccl import fabric
 
     return fabric.user_names()
 
 
 def _machines(ctx: typer.Context) -> Iterable[str]:
-    from zerotune.agent.nccl import fabric
-    from zerotune.agent.nccl.twin.machines import MACHINES
+    from ...agent.nccl import fabric
+    from ...agent.nccl.twin.machines import MACHINES
 
     return [*MACHINES, *fabric.user_names()]
 
 
 def _collectives(ctx: typer.Context) -> Iterable[str]:
-    from zerotune.store.records import Collective
+    from ...store.records import Collective
 
     return Collective.__members__
 
 
 def _swept(ctx: typer.Context) -> Iterable[str]:
-    from zerotune.tuner.offline.sweep.run import SWEEPABLE
+    from ..offline.sweep.run import SWEEPABLE
 
     return [one.name for one in SWEEPABLE]
 
 
 def _phases(ctx: typer.Context) -> Iterable[str]:
-    from zerotune.store.records import Phase
+    from ...store.records import Phase
 
     return Phase.__members__
 
 
 def _formats(ctx: typer.Context) -> Iterable[str]:
-    from zerotune.tuner.traces.formats import FORMATS
+    from ..traces.formats import FORMATS
 
     return [one.name for one in FORMATS]
 
 
 def _optimizers(ctx: typer.Context) -> Iterable[str]:
-    from zerotune.tuner.offline.memory_report import OPTIMIZERS
+    from ..offline.memory_report import OPTIMIZERS
 
     return OPTIMIZERS
 
 
 def _precisions(ctx: typer.Context) -> Iterable[str]:
-    from zerotune.tuner.offline.memory_report import PRECISIONS
+    from ..offline.memory_report import PRECISIONS
 
     return PRECISIONS
 
 
 def _gpus(ctx: typer.Context) -> Iterable[str]:
-    from zerotune.tuner.advice.hardware.gpus import GPUS
+    from ..advice.hardware.gpus import GPUS
 
     return GPUS
 
 
 def _policies(ctx: typer.Context) -> Iterable[str]:
-    from zerotune.tuner.offline.replay.policies import POLICIES
+    from ..offline.replay.policies import POLICIES
 
     return POLICIES
 
 
 def _jobs(ctx: typer.Context) -> Iterable[str]:
-    from zerotune.store.sqlite.database import Store
-    from zerotune.tuner.cli.paths import store_path
+    from ...store.sqlite.database import Store
+    from .paths import store_path
 
     with Store.open(store_path(ctx.params.get("store")), read_only=True) as store:
         newest_first = store.jobs()[::-1]
@@ -105,8 +105,8 @@ def _jobs(ctx: typer.Context) -> Iterable[str]:
 
 
 def _fabric_ids(ctx: typer.Context) -> Iterable[str]:
-    from zerotune.store.sqlite.database import Store
-    from zerotune.tuner.cli.paths import store_path
+    from ...store.sqlite.database import Store
+    from .paths import store_path
 
     with Store.open(store_path(ctx.params.get("store")), read_only=True) as store:
         return list(store.fabrics())

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from zerotune.store.errors import UserError
+from ...store.errors import UserError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zerotune.tuner.fleet.shelf import Shelf
-    from zerotune.tuner.fleet.writer import FleetWriter
+    from ..fleet.shelf import Shelf
+    from ..fleet.writer import FleetWriter
 
 MAX_CONTRIBUTOR_LENGTH = 253
 """Characters: what a node's name in DNS, and so in Kubernetes, may have."""
@@ -91,10 +91,10 @@ def refuse_impossible(fleet: str | None, book: str | None, book_key: str | None)
     """
     shelf_of(book, book_key)
     if fleet is not None:
-        from zerotune.tuner.fleet import check_installed
+        from ..fleet import check_installed
 
         check_installed("--fleet")
-        from zerotune.tuner.fleet.storage import Storage
+        from ..fleet.storage import Storage
 
         Storage(fleet, writes=True)
 
@@ -110,12 +110,12 @@ def shelf_of(book: str | None, book_key: str | None) -> Shelf | None:
     """
     if book is None or book_key is None:
         return None
-    from zerotune.tuner.fleet import READING, check_installed
+    from ..fleet import READING, check_installed
 
     check_installed("--book", READING)
-    from zerotune.tuner.fleet.shelf import Shelf
-    from zerotune.tuner.fleet.signing import Verifier
-    from zerotune.tuner.fleet.storage import Storage
+    from ..fleet.shelf import Shelf
+    from ..fleet.signing import Verifier
+    from ..fleet.storage import Storage
 
     Storage(book)
     return Shelf(book, Verifier.of(book_key))
@@ -138,12 +138,12 @@ def fleet_writer(fleet: str | None, contributor: str | None, store: Path) -> Fle
         return None
     import socket
 
-    from zerotune.tuner.fleet import check_installed
+    from ..fleet import check_installed
 
     check_installed("--fleet")
-    from zerotune.tuner.fleet.signing import Signer
-    from zerotune.tuner.fleet.storage import Storage
-    from zerotune.tuner.fleet.writer import FleetWriter
+    from ..fleet.signing import Signer
+    from ..fleet.storage import Storage
+    from ..fleet.writer import FleetWriter
 
     storage = Storage(fleet, writes=True)
     signer = Signer.kept(store.with_name(store.name + KEY_SUFFIX), "name a --store in a folder of yours")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from zerotune.store.paths import default_endpoint, default_store_path
-from zerotune.tuner.client.holders import holder_of
+from ...store.paths import default_endpoint, default_store_path
+from ..client.holders import holder_of
 
 DEMO: Final = ("zerotune demo", "see the whole loop work, without a GPU")
 DOCTOR: Final = ("zerotune doctor", "check this machine")

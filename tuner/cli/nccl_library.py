@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zerotune.store.errors import UserError
+from ...store.errors import UserError
 
 NcclLibrary = Annotated[
     Path | None,
@@ -17,7 +17,7 @@ NcclLibrary = Annotated[
 
 def nccl_library(named: Path | None) -> Path:
     """The library named, else the one that is found here; UserError when there is none."""
-    from zerotune.agent.nccl.libnccl import LIBRARY_VARIABLE, find_libnccl
+    from ...agent.nccl.libnccl import LIBRARY_VARIABLE, find_libnccl
 
     if named is not None and not named.is_file():
         raise UserError(f"{named} is no file", "name a libnccl.so.2")

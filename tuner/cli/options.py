@@ -12,10 +12,10 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from zerotune.store.errors import UserError
-from zerotune.store.job_names import MAX_NAME_LENGTH, is_job_name
-from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.terminal import shown
+from ...store.errors import UserError
+from ...store.job_names import MAX_NAME_LENGTH, is_job_name
+from . import completion
+from .terminal import shown
 
 
 def _existing_keys(context: typer.Context, folder: Path | None) -> Path | None:

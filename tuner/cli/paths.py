@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.atomic_file import users_file
-from zerotune.store.errors import UserError
-from zerotune.store.foreign.regular_file import begin_of
+from ...store.atomic_file import users_file
+from ...store.errors import UserError
+from ...store.foreign.regular_file import begin_of
 
 _DATABASE: Final = b"SQLite format 3\0"
 _SIDE_FILES: Final = ("-wal", "-shm", "-journal", ".lock")
@@ -26,7 +26,7 @@ def output_file(path: Path, *, over_database: bool = False) -> Path:
     Raises:
         UserError: it is a folder, or something was recorded there: in a store, a side file of one, or a trace.
     """
-    from zerotune.store.trace_format import TRACE_SUFFIX
+    from ...store.trace_format import TRACE_SUFFIX
 
     if not path.name or path.is_dir():
         raise UserError(f"cannot write to {str(path)!r}: it is a folder", "name a file")
@@ -50,7 +50,7 @@ def _is_database(path: Path) -> bool:
 
 def store_path(path: Path | None, option: str = "--store ") -> Path:
     """The given store file or the default one; UserError when it is a folder. `option` is how the command takes it."""
-    from zerotune.store.paths import default_store_path
+    from ...store.paths import default_store_path
 
     chosen = path or default_store_path()
     if chosen.is_dir():
@@ -60,7 +60,7 @@ def store_path(path: Path | None, option: str = "--store ") -> Path:
 
 def store_in_use(words: Sequence[str]) -> Path:
     """The store that a command with these words reads: errors of SQLite do not say of which file they are."""
-    from zerotune.store.paths import default_store_path
+    from ...store.paths import default_store_path
 
     given = [
         word.partition("=")[2] or following
@@ -74,7 +74,7 @@ def store_in_use(words: Sequence[str]) -> Path:
 
 def endpoint_or_default(endpoint: str | None) -> str:
     """The given endpoint or this user's default one; UserError when no daemon could ever be there."""
-    from zerotune.store.paths import check_endpoint, default_endpoint
+    from ...store.paths import check_endpoint, default_endpoint
 
     chosen = endpoint or default_endpoint()
     check_endpoint(chosen)
@@ -83,7 +83,7 @@ def endpoint_or_default(endpoint: str | None) -> str:
 
 def to_be_named(endpoint: str) -> str:
     """What `zerotune status` and others must be given to find the daemon there; empty for the default endpoint."""
-    from zerotune.store.paths import default_endpoint
+    from ...store.paths import default_endpoint
 
     return "" if endpoint == default_endpoint() else f" --endpoint {endpoint}"
 

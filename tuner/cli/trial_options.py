@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from zerotune.store.errors import UserError
+from ...store.errors import UserError
 
 if TYPE_CHECKING:
-    from zerotune.tuner.learning.brain import BrainSettings
+    from ..learning.brain import BrainSettings
 
 CONTROL_SHARE: Final = 0.001
 """Share of step time that control windows may lose."""
@@ -80,7 +80,7 @@ def brain_settings(
     Raises:
         UserError: a value is out of its range, or they contradict each other.
     """
-    from zerotune.tuner.learning.brain import BrainSettings
+    from ..learning.brain import BrainSettings
 
     usual = BrainSettings()
     if budget_percent is not None and not 0.0 < budget_percent <= 100.0:

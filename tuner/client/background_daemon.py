@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from zerotune.agent.daemon_link.line import listener_pid
-from zerotune.store import wire
-from zerotune.store.errors import UserError
-from zerotune.store.foreign.own_python import python_with
-from zerotune.store.private_folders import make_private, refuse_open_folder
-from zerotune.tuner.client.holders import holder_of
-from zerotune.tuner.client.status import fetch_status
+from ...agent.daemon_link.line import listener_pid
+from ...store import wire
+from ...store.errors import UserError
+from ...store.foreign.own_python import python_with
+from ...store.private_folders import make_private, refuse_open_folder
+from .holders import holder_of
+from .status import fetch_status
 
 START_TIMEOUT_S = 30.0
 LOG_ROOM_BYTES = 4096

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import psutil
 
-from zerotune.store.errors import UntrustedError
-from zerotune.store.lockfile import named_holder
-from zerotune.store.private_folders import open_socket_folder
+from ...store.errors import UntrustedError
+from ...store.lockfile import named_holder
+from ...store.private_folders import open_socket_folder
 
 
 class Holder(NamedTuple):

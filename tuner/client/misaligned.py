@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from zerotune.store.misaligned import ALIGNMENT_BYTES, Misaligned
+from ...store.misaligned import ALIGNMENT_BYTES, Misaligned
 
 MOST_NAMED: Final = 3
 """The largest; `--json` has all."""

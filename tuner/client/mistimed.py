@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zerotune.store.counted import counted
-from zerotune.store.passages import Passages
+from ...store.counted import counted
+from ...store.passages import Passages
 
 
 def mistimed(passages: Passages) -> Iterator[str]:

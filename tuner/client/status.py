@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from zerotune.agent.daemon_link.asking import fetch_status as fetch_status
-from zerotune.store import wire
-from zerotune.store.counted import counted
-from zerotune.store.errors import UserError
-from zerotune.store.job_names import titled
-from zerotune.store.records import Exposure, HowKnown, MissingEvidence, Stage
-from zerotune.tuner.client.beside import beside
-from zerotune.tuner.client.holders import Holder
-from zerotune.tuner.client.late import late
-from zerotune.tuner.client.misaligned import to_be_padded
-from zerotune.tuner.client.mistimed import mistimed
-from zerotune.tuner.client.passed_by import passed_by
+from ...agent.daemon_link.asking import fetch_status as fetch_status
+from ...store import wire
+from ...store.counted import counted
+from ...store.errors import UserError
+from ...store.job_names import titled
+from ...store.records import Exposure, HowKnown, MissingEvidence, Stage
+from .beside import beside
+from .holders import Holder
+from .late import late
+from .misaligned import to_be_padded
+from .mistimed import mistimed
+from .passed_by import passed_by
 
 if TYPE_CHECKING:
     from rich.console import Console

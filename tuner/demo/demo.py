@@ -22,22 +22,22 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from zerotune.agent.launch import make_writable
-from zerotune.agent.nccl import fabric as fabrics
-from zerotune.agent.nccl.release import release
-from zerotune.store.errors import UserError
-from zerotune.store.foreign.own_python import python_with
-from zerotune.store.records import BASELINE, Candidate, Decision, size_class_range
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.client.background_daemon import start_in_background
-from zerotune.tuner.decided import n_tried, settled_decisions
-from zerotune.tuner.demo.progress import Progress
-from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
-from zerotune.tuner.modeling.statistics import statistics
-from zerotune.tuner.offline.comparison import Comparison, compare
-from zerotune.tuner.offline.jobs.before_after import settled_of
-from zerotune.tuner.offline.scratch import ScratchFolder
-from zerotune.tuner.offline.size_ranges import rounded_range
+from ...agent.launch import make_writable
+from ...agent.nccl import fabric as fabrics
+from ...agent.nccl.release import release
+from ...store.errors import UserError
+from ...store.foreign.own_python import python_with
+from ...store.records import BASELINE, Candidate, Decision, size_class_range
+from ...store.sqlite.database import Store
+from ..client.background_daemon import start_in_background
+from ..decided import n_tried, settled_decisions
+from ..modeling.medians import MeasuredSetting, Medians, medians
+from ..modeling.statistics import statistics
+from ..offline.comparison import Comparison, compare
+from ..offline.jobs.before_after import settled_of
+from ..offline.scratch import ScratchFolder
+from ..offline.size_ranges import rounded_range
+from .progress import Progress
 
 FABRIC = "few_sms_node"
 """NCCL's own choice loses there."""
@@ -123,7 +123,7 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
     print_decisions(console, decisions, here, everywhere)
     _print_checks(console, off, on, n_explored, earlier)
     write_summaries(out, fabric, off, on)
-    from zerotune.tuner.offline.report import gather, write_page
+    from ..offline.report import gather, write_page
 
     report = out / "report.html"
     write_page(gather(store_path, job_id, [out / "off.json", out / "on.json"], [_traces(out)]), report)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from zerotune.tuner.doctor import nccl, service, software
-from zerotune.tuner.doctor.findings import Check, Finding, Machine, Status, warning
+from . import nccl, service, software
+from .findings import Check, Finding, Machine, Status, warning
 
 TIME_LIMIT_S: Final = 30.0
 """For all checks together; they run side by side."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from zerotune.store.errors import UserError
+from ...store.errors import UserError
 
 
 class Status(enum.Enum):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from zerotune.agent.launch import OLDEST_NCCL
-from zerotune.agent.nccl import other_plugins as others
-from zerotune.agent.nccl import pinning
-from zerotune.agent.nccl.compiled import PLUGIN
-from zerotune.agent.nccl.libnccl import LIBRARY, candidates
-from zerotune.agent.nccl.release import Release
-from zerotune.store.errors import PluginError, UserError
-from zerotune.tuner.doctor.findings import Finding, Machine, of_error, ok, problem, warning
-from zerotune.tuner.doctor.probing import Probed, probe
+from ...agent.launch import OLDEST_NCCL
+from ...agent.nccl import other_plugins as others
+from ...agent.nccl import pinning
+from ...agent.nccl.compiled import PLUGIN
+from ...agent.nccl.libnccl import LIBRARY, candidates
+from ...agent.nccl.release import Release
+from ...store.errors import PluginError, UserError
+from .findings import Finding, Machine, of_error, ok, problem, warning
+from .probing import Probed, probe
 
 OLDEST_TIMED: Final = (2, 26)
 """Older releases time the host's enqueue only, or nothing."""

@@ -9,15 +9,15 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.counted import counted
-from zerotune.store.errors import UserError
-from zerotune.store.paths import check_endpoint, is_private, runtime_dir
-from zerotune.store.private_folders import open_socket_folder
-from zerotune.store.sqlite.damage.damage import remedy
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.client.holders import holder_of
-from zerotune.tuner.client.status import fetch_status, no_answer
-from zerotune.tuner.doctor.findings import Finding, Machine, may_be_made, of_error, ok, problem, warning
+from ...store.counted import counted
+from ...store.errors import UserError
+from ...store.paths import check_endpoint, is_private, runtime_dir
+from ...store.private_folders import open_socket_folder
+from ...store.sqlite.damage.damage import remedy
+from ...store.sqlite.database import Store
+from ..client.holders import holder_of
+from ..client.status import fetch_status, no_answer
+from .findings import Finding, Machine, may_be_made, of_error, ok, problem, warning
 
 ANSWER_TIMEOUT_S: Final = 2.0
 LITTLE_ROOM_BYTES: Final = 10**9

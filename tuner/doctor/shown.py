@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from zerotune.tuner.doctor.findings import Finding, Status
+from .findings import Finding, Status
 
 STYLES: Final = {Status.ok: "green", Status.warning: "yellow", Status.problem: "bold red"}
 

@@ -7,9 +7,9 @@ import platform
 import sys
 from typing import Final
 
-from zerotune.agent.nccl.compiled import PLUGIN
-from zerotune.store.errors import PluginError
-from zerotune.tuner.doctor.findings import Finding, Machine, ok, problem, warning
+from ...agent.nccl.compiled import PLUGIN
+from ...store.errors import PluginError
+from .findings import Finding, Machine, ok, problem, warning
 
 NEWEST_PYTHON: Final = (3, 13)
 OLDEST_TORCH: Final = (2, 6)

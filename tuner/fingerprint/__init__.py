@@ -1,6 +1,6 @@
 """What kind of training the bare sequence of collectives shows; docs/design/stage-fingerprint.md."""
 
-from zerotune.tuner.fingerprint.fingerprint import StageFingerprint
-from zerotune.tuner.fingerprint.labels import Shown
+from .fingerprint import StageFingerprint
+from .labels import Shown
 
 __all__ = ["Shown", "StageFingerprint"]

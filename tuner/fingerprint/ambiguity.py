@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import Collective, Stage
-from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
-from zerotune.tuner.fingerprint.steps.anatomy import MIN_ACTIVATIONS, TINY_BYTES, Ints, has_nearly_equal, period_of
+from ...store.records import Collective, Stage
+from .labels import UNKNOWN, Shown
+from .steps.anatomy import MIN_ACTIVATIONS, TINY_BYTES, Ints, has_nearly_equal, period_of
 
 PERHAPS_TENSOR_PARALLEL: Final = Shown(tensor_parallel=None)
 PADDING: Final = 0.02

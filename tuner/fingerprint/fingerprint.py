@@ -9,14 +9,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import Collective, MissingEvidence, Stage
-from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.fingerprint.ambiguity import NO_GROUPS, Groups, unambiguous
-from zerotune.tuner.fingerprint.encoding.encoders import LstmEncoder, decide
-from zerotune.tuner.fingerprint.encoding.weights import default_encoder
-from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
-from zerotune.tuner.fingerprint.missing import missing_evidence
-from zerotune.tuner.fingerprint.steps.anatomy import (
+from ...store.records import Collective, MissingEvidence, Stage
+from ...store.wire import FLAG_TIMED
+from .ambiguity import NO_GROUPS, Groups, unambiguous
+from .encoding.encoders import LstmEncoder, decide
+from .encoding.weights import default_encoder
+from .labels import UNKNOWN, Shown
+from .missing import missing_evidence
+from .steps.anatomy import (
     IS_SEEN,
     TINY,
     TINY_BYTES,
@@ -26,8 +26,8 @@ from zerotune.tuner.fingerprint.steps.anatomy import (
     come_back_soon,
     encode,
 )
-from zerotune.tuner.fingerprint.steps.cutting import MAX_CALLS, StepCutter
-from zerotune.tuner.fingerprint.steps.interruptions import Interruptions
+from .steps.cutting import MAX_CALLS, StepCutter
+from .steps.interruptions import Interruptions
 
 _log = logging.getLogger("zerotune.stage")
 

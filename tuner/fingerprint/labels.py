@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from zerotune.store.records import Stage
+from ...store.records import Stage
 
 STAGES: Final = (Stage.unknown, Stage.ddp, Stage.zero1, Stage.zero2, Stage.zero3, Stage.zero1_or_2)
 ACCUMULATIONS: Final = (False, True, None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from zerotune.store.records import Collective, DecisionKey, MissingEvidence, size_class_range
-from zerotune.tuner.fingerprint.steps.anatomy import IS_SEEN, TINY_BYTES
+from ...store.records import Collective, DecisionKey, MissingEvidence, size_class_range
+from .steps.anatomy import IS_SEEN, TINY_BYTES
 
 RARE: Final = 0.1
 """Calls rarer than this share of the commonest one are not part of a step: broadcasts before the first, for example."""

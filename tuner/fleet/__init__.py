@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Final
 
-from zerotune.store.errors import UserError
+from ...store.errors import UserError
 
 
 def is_book(begin: bytes) -> bool:

@@ -12,9 +12,9 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from zerotune.agent.nccl.catalog import legal_cells
-from zerotune.store.errors import BookError
-from zerotune.store.records import (
+from ...agent.nccl.catalog import legal_cells
+from ...store.errors import BookError
+from ...store.records import (
     SIZE_CLASSES_PER_OCTAVE,
     U32,
     Algorithm,
@@ -26,7 +26,7 @@ from zerotune.store.records import (
     Protocol,
     size_class_range,
 )
-from zerotune.tuner.fleet.signing import Signer, Verifier
+from .signing import Signer, Verifier
 
 FORMAT: Final = 1
 MAX_BYTES: Final = 256 * 2**20

@@ -10,14 +10,14 @@ from typing import Final, NamedTuple
 
 import duckdb
 
-from zerotune.store.atomic_file import users_file
-from zerotune.store.errors import UserError
-from zerotune.tuner.fleet import job_lines
-from zerotune.tuner.fleet.book import MAX_BYTES, MAX_FABRICS, MAX_LINES, Book, FabricLine, Head, Line, Skipped, sealed
-from zerotune.tuner.fleet.consensus import agree
-from zerotune.tuner.fleet.merging import MEMORY_MB, Merged, Merging, Progress
-from zerotune.tuner.fleet.signing import Signer
-from zerotune.tuner.fleet.storage import Storage, shown
+from ...store.atomic_file import users_file
+from ...store.errors import UserError
+from . import job_lines
+from .book import MAX_BYTES, MAX_FABRICS, MAX_LINES, Book, FabricLine, Head, Line, Skipped, sealed
+from .consensus import agree
+from .merging import MEMORY_MB, Merged, Merging, Progress
+from .signing import Signer
+from .storage import Storage, shown
 
 STATE_SUFFIX: Final = ".merged"
 """Beside the book: what was merged already, so that the next build reads new objects only."""

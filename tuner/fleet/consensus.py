@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import duckdb
 
-from zerotune.store.records import Algorithm, Collective, Phase, Protocol
-from zerotune.tuner.fleet.book import Cell, Contributor
+from ...store.records import Algorithm, Collective, Phase, Protocol
+from .book import Cell, Contributor
 
 OUTLYING_Z: Final = 4.0
 LEAST_SCALE: Final = 0.1

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow
 
-from zerotune.store.records import size_class
-from zerotune.tuner.modeling.levels import MIN_BLOCK_STEPS, Cells, levelled
+from ...store.records import size_class
+from ..modeling.levels import MIN_BLOCK_STEPS, Cells, levelled
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -22,13 +22,13 @@ from typing import Final, NamedTuple
 import duckdb
 import pyarrow
 
-from zerotune.store.errors import UserError
-from zerotune.store.foreign.decoding import Decoding
-from zerotune.store.foreign.ways import refuse_reachable
-from zerotune.store.private_folders import refuse_open_folder
-from zerotune.tuner.fleet.job_lines import LINES
-from zerotune.tuner.fleet.objects import MAX_OBJECT_BYTES, VERSION, NotOurs, Unpacked, decoding, unpack
-from zerotune.tuner.fleet.storage import IrregularError, Storage
+from ...store.errors import UserError
+from ...store.foreign.decoding import Decoding
+from ...store.foreign.ways import refuse_reachable
+from ...store.private_folders import refuse_open_folder
+from .job_lines import LINES
+from .objects import MAX_OBJECT_BYTES, VERSION, NotOurs, Unpacked, decoding, unpack
+from .storage import IrregularError, Storage
 
 BATCH_ROWS: Final = 1_000_000
 BATCH_OBJECTS: Final = 512

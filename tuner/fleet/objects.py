@@ -32,10 +32,10 @@ import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from zerotune.agent.nccl.release import Release
-from zerotune.store.foreign.decoding import Decoding, Undecodable
-from zerotune.tuner.fleet.book import MAX_FACTS
-from zerotune.tuner.fleet.signing import Signer, is_key, is_signed
+from ...agent.nccl.release import Release
+from ...store.foreign.decoding import Decoding, Undecodable
+from .book import MAX_FACTS
+from .signing import Signer, is_key, is_signed
 
 VERSION: Final = 1
 MAX_OBJECT_BYTES: Final = 64 * 2**20

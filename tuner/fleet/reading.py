@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.counted import counted
-from zerotune.store.errors import BookError, UserError, printable, reason
-from zerotune.store.records import PlanRow
-from zerotune.store.sqlite.rows.measurements import MEASUREMENT
-from zerotune.tuner.fleet.book import MAX_BYTES, Book, Cell, opened
-from zerotune.tuner.fleet.signing import Verifier
-from zerotune.tuner.fleet.storage import Storage, shown
+from ...store.counted import counted
+from ...store.errors import BookError, UserError, printable, reason
+from ...store.records import PlanRow
+from ...store.sqlite.rows.measurements import MEASUREMENT
+from .book import MAX_BYTES, Book, Cell, opened
+from .signing import Verifier
+from .storage import Storage, shown
 
 if TYPE_CHECKING:
     from rich.console import Console

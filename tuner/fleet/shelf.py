@@ -11,16 +11,16 @@ from typing import Final
 
 import msgspec
 
-from zerotune.store.atomic_file import atomic_write
-from zerotune.store.errors import UserError
-from zerotune.store.foreign.regular_file import read_file
-from zerotune.store.paths import state_dir
-from zerotune.store.private_folders import make_private
-from zerotune.store.records import Candidate, DecisionKey
-from zerotune.tuner.fleet.book import Book
-from zerotune.tuner.fleet.reading import read_book
-from zerotune.tuner.fleet.signing import Verifier
-from zerotune.tuner.fleet.storage import shown
+from ...store.atomic_file import atomic_write
+from ...store.errors import UserError
+from ...store.foreign.regular_file import read_file
+from ...store.paths import state_dir
+from ...store.private_folders import make_private
+from ...store.records import Candidate, DecisionKey
+from .book import Book
+from .reading import read_book
+from .signing import Verifier
+from .storage import shown
 
 _log = logging.getLogger("zerotune.fleet")
 

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from zerotune.store.errors import UserError, reason
-from zerotune.store.foreign.regular_file import read_file
-from zerotune.store.private_folders import make_private, refuse_open_folder
+from ...store.errors import UserError, reason
+from ...store.foreign.regular_file import read_file
+from ...store.private_folders import make_private, refuse_open_folder
 
 _MAX_BYTES: Final = 4096
 _MAX_LIST_BYTES: Final = 2**24

@@ -16,9 +16,9 @@ from typing import Any, Final
 import fsspec
 import fsspec.utils
 
-from zerotune.store.atomic_file import sync_folder
-from zerotune.store.errors import UserError, reason
-from zerotune.store.foreign.regular_file import begin_of
+from ...store.atomic_file import sync_folder
+from ...store.errors import UserError, reason
+from ...store.foreign.regular_file import begin_of
 
 READ_ONLY: Final = ("http", "https")
 WEB_S: Final = 60.0

@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import Outcome, Source
-from zerotune.store.wire import FleetState
-from zerotune.tuner.fleet.objects import MAX_TEXT, Fabric, pack
-from zerotune.tuner.fleet.signing import Signer
-from zerotune.tuner.fleet.storage import Storage, shown
+from ...store.records import Outcome, Source
+from ...store.wire import FleetState
+from .objects import MAX_TEXT, Fabric, pack
+from .signing import Signer
+from .storage import Storage, shown
 
 _log = logging.getLogger("zerotune.fleet")
 

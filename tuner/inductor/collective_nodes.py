@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from zerotune.store.records import Collective
+from ...store.records import Collective
 
 if TYPE_CHECKING:
     import torch.fx

@@ -11,11 +11,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from zerotune.store.records import BASELINE, Collective, CommunicatorClass, DecisionKey, Outcome, Phase, size_class
-from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.rows.measurements import candidate_of
-from zerotune.tuner.decided import proven_decisions
-from zerotune.tuner.modeling.statistics import at_usual_level
+from ...store.records import BASELINE, Collective, CommunicatorClass, DecisionKey, Outcome, Phase, size_class
+from ...store.sqlite.database import Store
+from ...store.sqlite.rows.measurements import candidate_of
+from ..decided import proven_decisions
+from ..modeling.statistics import at_usual_level
 
 MAX_ROWS: Final = 200_000
 """The newest measurements, which take about a second to read."""

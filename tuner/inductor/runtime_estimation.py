@@ -6,11 +6,11 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from zerotune.store.errors import StoreError
-from zerotune.store.paths import default_store_path
-from zerotune.store.records import CommunicatorClass
-from zerotune.tuner.inductor.collective_nodes import collective_of
-from zerotune.tuner.inductor.measured_times import MeasuredTimes
+from ...store.errors import StoreError
+from ...store.paths import default_store_path
+from ...store.records import CommunicatorClass
+from .collective_nodes import collective_of
+from .measured_times import MeasuredTimes
 
 if TYPE_CHECKING:
     import torch.fx
@@ -101,8 +101,8 @@ def _read(store: Path | str | None, fabric_id: str | None) -> tuple[MeasuredTime
     try:
         import torch.distributed as dist
 
-        from zerotune.agent.machine import identity
-        from zerotune.agent.settings import AgentSettings
+        from ...agent.machine import identity
+        from ...agent.settings import AgentSettings
 
         is_emulated = dist.get_backend() == "emulated_nccl"
         found, facts = identity.describe(AgentSettings.from_environment().fabric if is_emulated else None)

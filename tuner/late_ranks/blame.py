@@ -12,7 +12,7 @@ from functools import cache
 from statistics import median
 from typing import Final
 
-from zerotune.tuner.late_ranks.persistence import Excess
+from .persistence import Excess
 
 EXPLAINS: Final = 0.5
 """Share of a lateness that must be accounted for."""

@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.lateness import MAX_NAMED, Lateness, LateRank, SlowCommunicator
-from zerotune.tuner.late_ranks.blame import blamed
-from zerotune.tuner.late_ranks.persistence import (
+from ...store.lateness import MAX_NAMED, Lateness, LateRank, SlowCommunicator
+from .blame import blamed
+from .persistence import (
     BEGUN_ANEW_STEPS,
     GROUP_BITS,
     LEAST_STEPS,
@@ -21,7 +21,7 @@ from zerotune.tuner.late_ranks.persistence import (
     Excess,
     ExcessWindow,
 )
-from zerotune.tuner.late_ranks.waits import TOGETHER, Floats, Ints, behind_the_others, medians
+from .waits import TOGETHER, Floats, Ints, behind_the_others, medians
 
 LEAST_LATE_US: Final = 20.0
 """As much as a rank's way to a collective varies anyway."""

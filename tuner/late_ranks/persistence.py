@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.tuner.late_ranks.sequential_test import SequentialTest
+from .sequential_test import SequentialTest
 
 KEPT_STEPS: Final = 512
 LEAST_STEPS: Final = 64

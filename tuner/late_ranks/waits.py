@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import Collective
+from ...store.records import Collective
 
 TOGETHER: Final = (Collective.all_gather, Collective.all_reduce, Collective.reduce_scatter)
 """Collectives that no rank leaves before all have arrived; a root may leave its broadcast before others come."""

@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.agent.nccl.catalog import TUNABLE
-from zerotune.store.records import (
+from ...agent.nccl.catalog import TUNABLE
+from ...store.records import (
     BASELINE,
     LEAST_US,
     Collective,
@@ -33,24 +33,24 @@ from zerotune.store.records import (
     Stage,
     StepRecord,
 )
-from zerotune.store.step_times import NEIGHBOURS, SideBySide
-from zerotune.store.wire import FLAG_TIMED, DaemonOptions
-from zerotune.tuner.fingerprint import StageFingerprint
-from zerotune.tuner.learning.explaining.inspection import Inspection
-from zerotune.tuner.learning.knowledge import Knowledge, Promising
-from zerotune.tuner.learning.policy.accounting import Catastrophe, TrialAccounting
-from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.choice import PROVEN_GAIN, Event, Policy, WindowInput
-from zerotune.tuner.learning.policy.control import ControlWindows
-from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState, KeyTable
-from zerotune.tuner.learning.policy.memory import MemoryGate, UnseenSizeRules, covering
-from zerotune.tuner.learning.policy.overrides import CHARGED, CONTROL, EXPLORING, Override, Setting
-from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
-from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Budget
-from zerotune.tuner.learning.policy.step_guard import StepFeedback
-from zerotune.tuner.learning.policy.surrogate import Surrogate
-from zerotune.tuner.modeling.equal_channels import RunsFewer
-from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
+from ...store.step_times import NEIGHBOURS, SideBySide
+from ...store.wire import FLAG_TIMED, DaemonOptions
+from ..fingerprint import StageFingerprint
+from ..modeling.equal_channels import RunsFewer
+from ..modeling.features import CostPrior, Floats, Ints
+from .explaining.inspection import Inspection
+from .knowledge import Knowledge, Promising
+from .policy.accounting import Catastrophe, TrialAccounting
+from .policy.change_detection import Regimes
+from .policy.choice import PROVEN_GAIN, Event, Policy, WindowInput
+from .policy.control import ControlWindows
+from .policy.keys import CandidateTables, KeyState, KeyTable
+from .policy.memory import MemoryGate, UnseenSizeRules, covering
+from .policy.overrides import CHARGED, CONTROL, EXPLORING, Override, Setting
+from .policy.plans import PlanInForce, Plans
+from .policy.risk import FIRST_LOOK_STEPS, Budget
+from .policy.step_guard import StepFeedback
+from .policy.surrogate import Surrogate
 
 MOST_CALL_US: Final = 1e10
 """Three hours. Longer durations were not measured, nor were those below `LEAST_US`: a clock stopped or jumped."""

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
-from zerotune.tuner.learning.explaining.words import saved_with_doubt
-from zerotune.tuner.modeling.correction.baked import DISBELIEF, UNKNOWN_STD, Correction
-from zerotune.tuner.modeling.equal_channels import asked_for
-from zerotune.tuner.modeling.features import CostPrior, Floats, Ints, cell_of
-from zerotune.tuner.modeling.statistics import statistics as statistics_of
+from ...store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
+from ..modeling.correction.baked import DISBELIEF, UNKNOWN_STD, Correction
+from ..modeling.equal_channels import asked_for
+from ..modeling.features import CostPrior, Floats, Ints, cell_of
+from ..modeling.statistics import statistics as statistics_of
+from .explaining.words import saved_with_doubt
 
 if TYPE_CHECKING:
-    from zerotune.store.sqlite.database import CandidateStatistics, Store
-    from zerotune.tuner.modeling.knowledge_pool import KnowledgePool
+    from ...store.sqlite.database import CandidateStatistics, Store
+    from ..modeling.knowledge_pool import KnowledgePool
 
 RERUN_STD: Final = 0.04
 """How far (log) a setting's mean moves between two runs on one fabric; between two phases, twice as far."""
@@ -116,7 +116,7 @@ class Knowledge:
             model: correction (None: NCCL's cost is not corrected) and its id; None: the store's.
         """
         if model is None:
-            from zerotune.tuner.modeling.trainer import load_correction
+            from ..modeling.trainer import load_correction
 
             model = load_correction(store, fabric_id)
         of_fabric = (job.job_id for job in store.jobs() if job.fabric_id == fabric_id)

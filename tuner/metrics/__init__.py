@@ -4,7 +4,7 @@ A scraper, however slow or hostile, has this process only: it asks the daemon fo
 and reads the store as any other reader does.
 """
 
-from zerotune.tuner.metrics.collector import Collector
-from zerotune.tuner.metrics.dashboard import dashboard
+from .collector import Collector
+from .dashboard import dashboard
 
 __all__ = ["Collector", "dashboard"]

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.errors import UserError
-from zerotune.store.foreign.own_python import python_with
-from zerotune.tuner.metrics.server import parse_address
+from ...store.errors import UserError
+from ...store.foreign.own_python import python_with
+from .server import parse_address
 
 READY: Final = "metrics at "
 

@@ -17,12 +17,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector as Base
 
-from zerotune.store.errors import StoreError, UntrustedError
-from zerotune.store.records import Algorithm, Collective, Phase, Protocol
-from zerotune.store.sqlite.database import UNKNOWN
-from zerotune.store.sqlite.reading.new_measurements import NewMeasurement, NewMeasurements
-from zerotune.store.wire import StatusReply
-from zerotune.tuner.client.status import fetch_status
+from ...store.errors import StoreError, UntrustedError
+from ...store.records import Algorithm, Collective, Phase, Protocol
+from ...store.sqlite.database import UNKNOWN
+from ...store.sqlite.reading.new_measurements import NewMeasurement, NewMeasurements
+from ...store.wire import StatusReply
+from ..client.status import fetch_status
 
 JOB_LABEL: Final = "zerotune_job"
 """Not `job`: Prometheus keeps that word for the scrape's own and would rename ours to `exported_job`."""

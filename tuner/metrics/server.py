@@ -15,8 +15,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.metrics.collector import Collector
+from ...store.errors import UserError
+from .collector import Collector
 
 MAX_CONNECTIONS: Final = 8
 """When one more comes, the oldest is cut off."""

@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.agent.nccl.cost_model import channels_used
-from zerotune.store.records import Candidate, DecisionKey, size_class_range
-from zerotune.tuner.modeling.medians import MeasuredSetting
+from ...agent.nccl.cost_model import channels_used
+from ...store.records import Candidate, DecisionKey, size_class_range
+from .medians import MeasuredSetting
 
 MAX_CHANNELS: Final = 64
 CONFIRMED: Final = 2

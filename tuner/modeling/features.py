@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.agent.nccl import catalog, cost_model, fabric
-from zerotune.store.errors import FabricError
-from zerotune.store.records import (
+from ...agent.nccl import catalog, cost_model, fabric
+from ...store.errors import FabricError
+from ...store.records import (
     BASELINE,
     SIZE_CLASSES_PER_OCTAVE,
     Algorithm,
@@ -29,7 +29,7 @@ from zerotune.store.records import (
     Protocol,
     size_class_floor,
 )
-from zerotune.tuner.modeling.undescribed import GENERIC_INTER_GBS, generic_cost, interpolated_cost
+from .undescribed import GENERIC_INTER_GBS, generic_cost, interpolated_cost
 
 FEATURES_VERSION: Final = 1
 """Raised whenever a model fitted earlier would read its inputs differently."""

@@ -13,12 +13,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from zerotune.store.errors import UserError
-from zerotune.store.records import ModelRecord
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.modeling import trainer
-from zerotune.tuner.modeling.correction.baked import Baked
-from zerotune.tuner.modeling.trainer import DAMAGED, MODEL_NAME, hash_of
+from ...store.errors import UserError
+from ...store.records import ModelRecord
+from ...store.sqlite.database import Store
+from . import trainer
+from .correction.baked import Baked
+from .trainer import DAMAGED, MODEL_NAME, hash_of
 
 
 class ModelLine(msgspec.Struct, frozen=True):

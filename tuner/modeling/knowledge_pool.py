@@ -19,11 +19,11 @@ from typing import Final
 
 import msgspec
 
-from zerotune.store.atomic_file import atomic_write
-from zerotune.store.errors import reason
-from zerotune.store.foreign.decoding import Decoding, Undecodable
-from zerotune.store.foreign.regular_file import read_file
-from zerotune.store.records import LEAST_US, CandidateStatistics, DecisionKey
+from ...store.atomic_file import atomic_write
+from ...store.errors import reason
+from ...store.foreign.decoding import Decoding, Undecodable
+from ...store.foreign.regular_file import read_file
+from ...store.records import LEAST_US, CandidateStatistics, DecisionKey
 
 _log = logging.getLogger("zerotune.knowledge_pool")
 

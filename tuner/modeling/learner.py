@@ -18,12 +18,12 @@ from typing import Final
 
 import msgspec
 
-from zerotune.store.errors import StoreError
-from zerotune.store.foreign.own_python import python_with
-from zerotune.store.records import ModelRecord
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.modeling.requests import Request, RequestKind
-from zerotune.tuner.modeling.trainer import keep
+from ...store.errors import StoreError
+from ...store.foreign.own_python import python_with
+from ...store.records import ModelRecord
+from ...store.sqlite.database import Store
+from .requests import Request, RequestKind
+from .trainer import keep
 
 _log = logging.getLogger("zerotune.learner")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from zerotune.store.records import BASELINE, Candidate, CandidateStatistics, DecisionKey
+from ...store.records import BASELINE, Candidate, CandidateStatistics, DecisionKey
 
 
 class MeasuredSetting(NamedTuple):

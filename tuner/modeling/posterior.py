@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from zerotune.tuner.modeling.features import Floats, Ints
+from .features import Floats, Ints
 
 
 class Column(IntEnum):

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import (
+from ...store.records import (
     Candidate,
     CandidateStatistics,
     Collective,
@@ -17,9 +17,9 @@ from zerotune.store.records import (
     Phase,
     size_class,
 )
-from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.rows.measurements import candidate_of
-from zerotune.tuner.modeling.levels import Cells, Levelled, levelled
+from ...store.sqlite.database import Store
+from ...store.sqlite.rows.measurements import candidate_of
+from .levels import Cells, Levelled, levelled
 
 _SETTING_COLUMNS: Final = (
     "n_ranks", "n_nodes", "collective", "phase", "message_bytes", "algorithm", "protocol", "n_channels", "is_default",

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.agent.nccl.catalog import CHANNEL_LADDER, legal_cells
-from zerotune.store.records import BASELINE, Collective, CommunicatorClass, ModelRecord
-from zerotune.tuner.modeling.correction.baked import BAKED_VERSION, MOST_CHANNELS, UNKNOWN_STD, Baked, grid_classes
-from zerotune.tuner.modeling.correction.kriging import Kriging
-from zerotune.tuner.modeling.correction.training_set import TrainingSet, build, candidate_at, training_hash
-from zerotune.tuner.modeling.features import DEFAULT_CELL, FEATURES_VERSION, CostPrior, Ints
-from zerotune.tuner.modeling.statistics import at_usual_level
+from ...agent.nccl.catalog import CHANNEL_LADDER, legal_cells
+from ...store.records import BASELINE, Collective, CommunicatorClass, ModelRecord
+from .correction.baked import BAKED_VERSION, MOST_CHANNELS, UNKNOWN_STD, Baked, grid_classes
+from .correction.kriging import Kriging
+from .correction.training_set import TrainingSet, build, candidate_at, training_hash
+from .features import DEFAULT_CELL, FEATURES_VERSION, CostPrior, Ints
+from .statistics import at_usual_level
 
 if TYPE_CHECKING:
-    from zerotune.store.sqlite.database import Store
+    from ...store.sqlite.database import Store
 
 _log = logging.getLogger("zerotune.trainer")
 

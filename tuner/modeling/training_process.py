@@ -11,10 +11,10 @@ import sys
 
 import msgspec
 
-from zerotune.store.errors import StoreError
-from zerotune.store.parent_process import end_with_parent
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.modeling.trainer import train
+from ...store.errors import StoreError
+from ...store.parent_process import end_with_parent
+from ...store.sqlite.database import Store
+from .trainer import train
 
 
 def main(store_path: str, fabric_id: str) -> int:

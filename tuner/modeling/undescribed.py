@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import Algorithm, Collective, CommunicatorClass, Protocol
+from ...store.records import Algorithm, Collective, CommunicatorClass, Protocol
 
 Floats = npt.NDArray[np.float64]
 

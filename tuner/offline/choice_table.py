@@ -11,11 +11,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from zerotune.agent.nccl import fabric as fabrics
-from zerotune.agent.nccl.fabric import Fabric
-from zerotune.store.counted import counted
-from zerotune.store.errors import FabricError, UserError
-from zerotune.store.records import (
+from ...agent.nccl import fabric as fabrics
+from ...agent.nccl.fabric import Fabric
+from ...store.counted import counted
+from ...store.errors import FabricError, UserError
+from ...store.records import (
     BASELINE,
     Candidate,
     CandidateStatistics,
@@ -26,12 +26,12 @@ from zerotune.store.records import (
     size_class,
     size_class_floor,
 )
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
-from zerotune.tuner.modeling.statistics import statistics
-from zerotune.tuner.offline.jobs.finding import job_of
+from ...store.sqlite.database import Store
+from ..learning.knowledge import Knowledge
+from ..modeling.features import CostPrior
+from ..modeling.medians import MeasuredSetting, Medians, medians
+from ..modeling.statistics import statistics
+from .jobs.finding import job_of
 
 _NODES: Final = (1, 2, 4, 8)
 _SIZES: Final = tuple(1 << place for place in range(10, 31))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from zerotune.store.records import BASELINE, Candidate, Decision
-from zerotune.tuner.modeling.equal_channels import as_offered
-from zerotune.tuner.modeling.medians import Medians
+from ...store.records import BASELINE, Candidate, Decision
+from ..modeling.equal_channels import as_offered
+from ..modeling.medians import Medians
 
 
 class Comparison(NamedTuple):

@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.atomic_file import users_file
-from zerotune.store.counted import counted
-from zerotune.store.errors import UserError
-from zerotune.store.plan_file import PlanFile, write_plan
-from zerotune.store.records import (
+from ...store.atomic_file import users_file
+from ...store.counted import counted
+from ...store.errors import UserError
+from ...store.plan_file import PlanFile, write_plan
+from ...store.records import (
     BASELINE,
     Algorithm,
     Collective,
@@ -30,10 +30,10 @@ from zerotune.store.records import (
     TimingSource,
     size_class_range,
 )
-from zerotune.store.sqlite.database import MEASUREMENT, UNKNOWN, Store
-from zerotune.tuner.decided import decisions_that_ran, proven_decisions, settled_decisions
-from zerotune.tuner.offline.jobs.finding import named_job
-from zerotune.tuner.offline.tuner_tables import write_table
+from ...store.sqlite.database import MEASUREMENT, UNKNOWN, Store
+from ..decided import decisions_that_ran, proven_decisions, settled_decisions
+from .jobs.finding import named_job
+from .tuner_tables import write_table
 
 _SUFFIXES: Final = {
     ".json": ("plan", "ncclx-json", "chrome"),

@@ -9,10 +9,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.advice import zero_formulas
-from zerotune.tuner.advice.models.meta_module import is_config, shape_of_config
-from zerotune.tuner.advice.models.model_shape import in_words
+from ...store.errors import UserError
+from ..advice import zero_formulas
+from ..advice.models.meta_module import is_config, shape_of_config
+from ..advice.models.model_shape import in_words
 
 PRECISIONS = tuple(zero_formulas.PARAMETER_BYTES)
 OPTIMIZERS = tuple(zero_formulas.OPTIMIZER_STATES)

@@ -13,9 +13,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from zerotune.agent.nccl import cost_model, fabric
-from zerotune.store.errors import UserError
-from zerotune.store.records import Candidate, Collective
+from ...agent.nccl import cost_model, fabric
+from ...store.errors import UserError
+from ...store.records import Candidate, Collective
 
 RANKS = (8, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _ELEMENT_BYTES = 2  # bf16

@@ -21,9 +21,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from zerotune.store.atomic_file import users_file
-from zerotune.store.errors import UserError
-from zerotune.tuner.offline.winners import Winner
+from ...store.atomic_file import users_file
+from ...store.errors import UserError
+from .winners import Winner
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

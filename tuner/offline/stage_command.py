@@ -11,17 +11,17 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.store.errors import UserError
-from zerotune.store.records import MissingEvidence, Stage
-from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.fingerprint.encoding.encoders import KIND, LstmEncoder
-from zerotune.tuner.fingerprint.encoding.weights import SHIPPED
-from zerotune.tuner.fingerprint.fingerprint import StageFingerprint
-from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
-from zerotune.tuner.traces.left_out import UNSIZED
-from zerotune.tuner.traces.own.jobs import OneStart, job_ids, one_start
-from zerotune.tuner.traces.own.reader import trace_files
-from zerotune.tuner.traces.records import Block, Summary
+from ...store.errors import UserError
+from ...store.records import MissingEvidence, Stage
+from ...store.wire import FLAG_TIMED
+from ..fingerprint.encoding.encoders import KIND, LstmEncoder
+from ..fingerprint.encoding.weights import SHIPPED
+from ..fingerprint.fingerprint import StageFingerprint
+from ..fingerprint.labels import UNKNOWN, Shown
+from ..traces.left_out import UNSIZED
+from ..traces.own.jobs import OneStart, job_ids, one_start
+from ..traces.own.reader import trace_files
+from ..traces.records import Block, Summary
 
 GOOD = "good"
 MAX_UNSIZED: Final = 0.01
@@ -93,7 +93,7 @@ def read(path: Path, rank: int | None = None, job_id: str | None = None, format_
         TraceError: it is no trace, or of several jobs and `job_id` is None.
         UserError: it has nothing of that rank or job.
     """
-    from zerotune.tuner.traces.trace import read_trace
+    from ..traces.trace import read_trace
 
     trace = read_trace(path, format_name)
     if trace.format_name == OWN_FORMAT:
@@ -133,7 +133,7 @@ def read_several(
         TraceError: a path is no trace.
         UserError: one of them has nothing of that rank or job.
     """
-    from zerotune.tuner.traces.trace import read_trace
+    from ..traces.trace import read_trace
 
     if len(paths) == 1:
         return [read(paths[0], rank, job_id, format_name)]
@@ -147,7 +147,7 @@ def read_several(
 
 def _of_start(start: OneStart, rank: int | None, where: str) -> Recognition:
     """The reading of that rank of the job; records tell a rank's number in a communicator only."""
-    from zerotune.tuner.traces.trace import read_trace
+    from ..traces.trace import read_trace
 
     files = {file.header.rank: file for file in start.files}
     if rank is not None and rank not in files:

@@ -24,13 +24,13 @@ from typing import Any, Final
 
 import msgspec
 
-from zerotune.agent.nccl import catalog
-from zerotune.store.atomic_file import users_file
-from zerotune.store.counted import counted
-from zerotune.store.errors import PlanError, UserError, reason
-from zerotune.store.foreign.regular_file import read_file
-from zerotune.store.plan_file import MAX_FILE_BYTES
-from zerotune.store.records import Candidate, Collective, CommunicatorClass, Phase, PlanRow
+from ...agent.nccl import catalog
+from ...store.atomic_file import users_file
+from ...store.counted import counted
+from ...store.errors import PlanError, UserError, reason
+from ...store.foreign.regular_file import read_file
+from ...store.plan_file import MAX_FILE_BYTES
+from ...store.records import Candidate, Collective, CommunicatorClass, Phase, PlanRow
 
 NVIDIA_COLUMNS: Final = (
     "collective_type", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes", "nRanks",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from zerotune.store.records import Decision, DecisionKey, size_class_floor
-from zerotune.tuner.offline.comparison import Comparison
-from zerotune.tuner.offline.size_ranges import rounded_range
+from ...store.records import Decision, DecisionKey, size_class_floor
+from .comparison import Comparison
+from .size_ranges import rounded_range
 
 
 class Winner(NamedTuple):

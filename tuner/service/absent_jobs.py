@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from zerotune.store.wire import EndedJob
+from ...store.wire import EndedJob
 
 MAX_ENDED: Final = 3
 

@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from zerotune.agent.daemon_link.line import new_context
-from zerotune.agent.daemon_link.receiving import is_told, receive_frames
-from zerotune.store import wire
-from zerotune.store.errors import WireError
-from zerotune.store.sqlite.database import Retention, Store
-from zerotune.tuner.modeling.learner import Learner, Loader
-from zerotune.tuner.service.daemon_status import DaemonStatus, version
-from zerotune.tuner.service.endpoint import BoundEndpoint, check_second
-from zerotune.tuner.service.flood_guard import FloodGuard
-from zerotune.tuner.service.inbox import Inbox
-from zerotune.tuner.service.process_limits import give_back_memory, raise_open_files, trim_memory
-from zerotune.tuner.service.service import BrainFactory, Reply, Service
-from zerotune.tuner.service.uplinks import Uplinks
+from ...agent.daemon_link.line import new_context
+from ...agent.daemon_link.receiving import is_told, receive_frames
+from ...store import wire
+from ...store.errors import WireError
+from ...store.sqlite.database import Retention, Store
+from ..modeling.learner import Learner, Loader
+from .daemon_status import DaemonStatus, version
+from .endpoint import BoundEndpoint, check_second
+from .flood_guard import FloodGuard
+from .inbox import Inbox
+from .process_limits import give_back_memory, raise_open_files, trim_memory
+from .service import BrainFactory, Reply, Service
+from .uplinks import Uplinks
 
 if TYPE_CHECKING:
-    from zerotune.tuner.fleet.shelf import Shelf
-    from zerotune.tuner.fleet.writer import FleetWriter
-    from zerotune.tuner.learning.brain import BrainSettings
+    from ..fleet.shelf import Shelf
+    from ..fleet.writer import FleetWriter
+    from ..learning.brain import BrainSettings
 
 _log = logging.getLogger("zerotune.daemon")
 
@@ -340,7 +340,7 @@ def run_daemon(
 
 
 def _options(settings: BrainSettings | None) -> wire.DaemonOptions:
-    from zerotune.tuner.learning.brain import BrainSettings
+    from ..learning.brain import BrainSettings
 
     return (settings or BrainSettings()).options()
 
@@ -379,9 +379,9 @@ def _signals(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
 
 
 def _brains(clock: Callable[[], float], settings: BrainSettings | None) -> BrainFactory:
-    from zerotune.tuner.learning.brain import Brain, BrainSettings
-    from zerotune.tuner.learning.explaining.shadow import ShadowBrain
-    from zerotune.tuner.learning.knowledge import Knowledge
+    from ..learning.brain import Brain, BrainSettings
+    from ..learning.explaining.shadow import ShadowBrain
+    from ..learning.knowledge import Knowledge
 
     chosen = settings or BrainSettings()
 
@@ -394,8 +394,8 @@ def _brains(clock: Callable[[], float], settings: BrainSettings | None) -> Brain
 
 
 def _loader(pool_folder: Path | None, shelf: Shelf | None) -> Loader:
-    from zerotune.tuner.learning.knowledge import Knowledge
-    from zerotune.tuner.modeling.knowledge_pool import KnowledgePool
+    from ..learning.knowledge import Knowledge
+    from ..modeling.knowledge_pool import KnowledgePool
 
     pool = None if pool_folder is None else KnowledgePool(pool_folder)
 

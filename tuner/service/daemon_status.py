@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
-from zerotune.store import wire
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.service.service import Service
+from ...store import wire
+from ...store.sqlite.database import Store
+from .service import Service
 
 if TYPE_CHECKING:
-    from zerotune.tuner.fleet.shelf import Shelf
-    from zerotune.tuner.fleet.writer import FleetWriter
+    from ..fleet.shelf import Shelf
+    from ..fleet.writer import FleetWriter
 
 
 def version() -> str:

@@ -21,13 +21,13 @@ from typing import Final
 import zmq
 import zmq.auth
 
-from zerotune.agent.daemon_link.keys import load_key_pair, refuse_writable
-from zerotune.store.errors import UserError
-from zerotune.store.lockfile import LockFile, LockHeld
-from zerotune.store.paths import ENDPOINT_REMEDY, check_endpoint, runtime_dir
-from zerotune.store.private_folders import make_private, open_socket_folder
-from zerotune.tuner.service.network.clients import AdmittedClients
-from zerotune.tuner.service.network.gate import Gate
+from ...agent.daemon_link.keys import load_key_pair, refuse_writable
+from ...store.errors import UserError
+from ...store.lockfile import LockFile, LockHeld
+from ...store.paths import ENDPOINT_REMEDY, check_endpoint, runtime_dir
+from ...store.private_folders import make_private, open_socket_folder
+from .network.clients import AdmittedClients
+from .network.gate import Gate
 
 _REMEDY: Final = ENDPOINT_REMEDY
 

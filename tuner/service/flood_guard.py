@@ -19,7 +19,7 @@ import psutil
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from zerotune.tuner.service.process_limits import give_back_memory
+from .process_limits import give_back_memory
 
 _log = logging.getLogger("zerotune.daemon")
 

@@ -12,21 +12,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.job_names import is_job_name
-from zerotune.store.lateness import Lateness
-from zerotune.store.passages import Passages, summed
-from zerotune.store.records import Decision, Exposure, MissingEvidence, Plan, Stage, StepRecord, size_class_floor
-from zerotune.store.wire import Hello, JobStatus
-from zerotune.tuner.fingerprint.missing import missing_after
-from zerotune.tuner.join import OBSERVATION, Joiner
-from zerotune.tuner.late_ranks.finder import LateRankFinder
-from zerotune.tuner.service.misaligned_sizes import MisalignedSizes
-from zerotune.tuner.service.nodes import NodeSession, Uplink, UplinksLike
-from zerotune.tuner.service.observation_windows import ObservationWindows
-from zerotune.tuner.service.silent_ranks import SilentRanks
+from ...store.job_names import is_job_name
+from ...store.lateness import Lateness
+from ...store.passages import Passages, summed
+from ...store.records import Decision, Exposure, MissingEvidence, Plan, Stage, StepRecord, size_class_floor
+from ...store.wire import Hello, JobStatus
+from ..fingerprint.missing import missing_after
+from ..join import OBSERVATION, Joiner
+from ..late_ranks.finder import LateRankFinder
+from .misaligned_sizes import MisalignedSizes
+from .nodes import NodeSession, Uplink, UplinksLike
+from .observation_windows import ObservationWindows
+from .silent_ranks import SilentRanks
 
 if TYPE_CHECKING:
-    from zerotune.tuner.learning.brain import Brain
+    from ..learning.brain import Brain
 
 _log = logging.getLogger("zerotune.service")
 

@@ -7,8 +7,8 @@ import logging
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.misaligned import ALIGNMENT_BYTES, MAX_MISALIGNED, SHARED_OUT, Misaligned, misaligned
-from zerotune.store.wire import FLAG_PASSED_BY
+from ...store.misaligned import ALIGNMENT_BYTES, MAX_MISALIGNED, SHARED_OUT, Misaligned, misaligned
+from ...store.wire import FLAG_PASSED_BY
 
 _log = logging.getLogger("zerotune.service")
 

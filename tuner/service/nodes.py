@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.lateness import Lateness
-from zerotune.store.wire import MAX_RECORDS_BYTES, OBSERVATION_BYTES, Forwarded
+from ...store.lateness import Lateness
+from ...store.wire import MAX_RECORDS_BYTES, OBSERVATION_BYTES, Forwarded
 
 FORWARD_EVERY_S: Final = 1.0
 """While its ranks live, a node's daemon sends a message to the leading one at least this often."""

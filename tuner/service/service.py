@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import StepRecord
-from zerotune.store.wire import (
+from ...store.records import StepRecord
+from ...store.wire import (
     Adopted,
     AgentMessage,
     Bell,
@@ -33,15 +33,15 @@ from zerotune.store.wire import (
     Steps,
     Welcome,
 )
-from zerotune.tuner.join import measurements_of
-from zerotune.tuner.modeling.requests import Learning
-from zerotune.tuner.service.absent_jobs import AbsentJobs
-from zerotune.tuner.service.job import SETTLE_S, Job, RankSession, failure_of, headline
-from zerotune.tuner.service.nodes import NodeSession, NoUplinks, UplinksLike
+from ..join import measurements_of
+from ..modeling.requests import Learning
+from .absent_jobs import AbsentJobs
+from .job import SETTLE_S, Job, RankSession, failure_of, headline
+from .nodes import NodeSession, NoUplinks, UplinksLike
 
 if TYPE_CHECKING:
-    from zerotune.store.sqlite.database import Store
-    from zerotune.tuner.learning.brain import Brain
+    from ...store.sqlite.database import Store
+    from ..learning.brain import Brain
 
 _log = logging.getLogger("zerotune.service")
 

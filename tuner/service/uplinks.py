@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import zmq
 
-from zerotune.agent.daemon_link.keys import use_client_keys
-from zerotune.agent.daemon_link.receiving import is_told, receive_frames
-from zerotune.store import wire
-from zerotune.store.errors import UserError, WireError, printable
-from zerotune.tuner.service.network.names import Names
-from zerotune.tuner.service.nodes import UplinksLike
+from ...agent.daemon_link.keys import use_client_keys
+from ...agent.daemon_link.receiving import is_told, receive_frames
+from ...store import wire
+from ...store.errors import UserError, WireError, printable
+from .network.names import Names
+from .nodes import UplinksLike
 
 _log = logging.getLogger("zerotune.daemon")
 

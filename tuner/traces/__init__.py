@@ -6,7 +6,7 @@ bytes at this edge, the only place that knows each format's convention.
 
 from __future__ import annotations
 
-from zerotune.tuner.traces.records import OBSERVATION, Summary
-from zerotune.tuner.traces.trace import Trace, read_trace
+from .records import OBSERVATION, Summary
+from .trace import Trace, read_trace
 
 __all__ = ["OBSERVATION", "Summary", "Trace", "read_trace"]

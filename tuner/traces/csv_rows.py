@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.errors import TraceError
-from zerotune.tuner.traces.files import MAX_LINE_BYTES, line_chunks
-from zerotune.tuner.traces.records import Summary
+from ...store.errors import TraceError
+from .files import MAX_LINE_BYTES, line_chunks
+from .records import Summary
 
 _MAX_SHOWN: Final = 60
 _UNIT: Final = re.compile(r"\([^)]*\)")

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import Collective
+from ...store.records import Collective
 
 _SHAPE: Final = ["collective", "n_ranks", "n_nodes"]
 MAX_EXTENTS: Final = 1000

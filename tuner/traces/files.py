@@ -13,8 +13,8 @@ from typing import IO, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from zerotune.store.errors import TraceAccessError, TraceError
-from zerotune.tuner.traces.records import Summary
+from ...store.errors import TraceAccessError, TraceError
+from .records import Summary
 
 CHUNK_BYTES: Final = 1 << 19
 MAX_LINE_BYTES: Final = 16 << 20

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from zerotune.store.errors import TraceError
-from zerotune.tuner.traces.files import head
-from zerotune.tuner.traces.nccl import (
+from ...store.errors import TraceError
+from .files import head
+from .nccl import (
     inspector,
     nccl_debug,
     nccl_tests,
@@ -19,16 +19,16 @@ from zerotune.tuner.traces.nccl import (
     summary_csv,
     tuner_csv,
 )
-from zerotune.tuner.traces.own import measurements_csv, reader
-from zerotune.tuner.traces.pytorch import (
+from .own import measurements_csv, reader
+from .pytorch import (
     chakra,
     execution_trace,
     flight_recorder,
     flight_recorder_pickle,
     kineto,
 )
-from zerotune.tuner.traces.records import Block, Summary
-from zerotune.tuner.traces.refused import near_miss, refusal
+from .records import Block, Summary
+from .refused import near_miss, refusal
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.errors import UserError
-from zerotune.store.records import Candidate, Collective, Source
-from zerotune.store.sqlite.rows.measurements import MEASUREMENT, candidate_of
-from zerotune.store.sqlite.rows.runnable import can_run, runnable, runnable_cells, with_only_protocols
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED, UNKNOWN_U1, UNKNOWN_U4, Block, Summary
+from ...store.errors import UserError
+from ...store.records import Candidate, Collective, Source
+from ...store.sqlite.rows.measurements import MEASUREMENT, candidate_of
+from ...store.sqlite.rows.runnable import can_run, runnable, runnable_cells, with_only_protocols
+from .left_out import LeftOut
+from .records import FLAG_DEFAULT, FLAG_FORCED, UNKNOWN_U1, UNKNOWN_U4, Block, Summary
 
 _SAME_FIELDS: Final = (
     "n_ranks", "n_nodes", "message_bytes", "duration_us", "epoch", "memory_pressure", "collective", "phase",

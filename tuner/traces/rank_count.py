@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from zerotune.store.records import Collective
+from ...store.records import Collective
 
 MAX_RANKS: Final = 1 << 24
 _MAX_PLACES: Final = 6

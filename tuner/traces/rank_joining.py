@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.records import BLOCK_ROWS, FLAG_COUNTED, Block, Summary
+from .left_out import LeftOut
+from .records import BLOCK_ROWS, FLAG_COUNTED, Block, Summary
 
 ALONE: Final = (
     "not all ranks of a communicator are here: the times may include waiting for others; give the files of all ranks"

@@ -18,11 +18,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import Algorithm, Collective, Observation, Phase, Protocol, TimingSource
-from zerotune.store.wire import FLAG_TIMED, OBSERVATION_FIELDS
-from zerotune.tuner.traces.extents import Extent
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.rank_count import RankCount, agreed
+from ...store.records import Algorithm, Collective, Observation, Phase, Protocol, TimingSource
+from ...store.wire import FLAG_TIMED, OBSERVATION_FIELDS
+from .extents import Extent
+from .left_out import LeftOut
+from .rank_count import RankCount, agreed
 
 Block = NDArray[np.void]
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from zerotune.agent.nccl.catalog import find_collective
-from zerotune.tuner.traces.csv_rows import cells_of, header_cells
+from ...agent.nccl.catalog import find_collective
+from .csv_rows import cells_of, header_cells
 
 
 class Refusal(NamedTuple):

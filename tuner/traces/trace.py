@@ -12,18 +12,18 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from zerotune.store.counted import counted
-from zerotune.store.errors import TraceAccessError, TraceError, UserError
-from zerotune.store.records import Candidate, Collective, Observation
-from zerotune.store.trace_format import TRACE_SUFFIX
-from zerotune.tuner.traces.files import CHUNK_BYTES, opened
-from zerotune.tuner.traces.formats import Format, by_name, detect
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.measuring import Portion, UserFacts, measured, without_impossible
-from zerotune.tuner.traces.own import joined as own_joined
-from zerotune.tuner.traces.own import measurements_csv
-from zerotune.tuner.traces.rank_joining import joined
-from zerotune.tuner.traces.records import MAX_BYTES, Block, Summary, to_observations
+from ...store.counted import counted
+from ...store.errors import TraceAccessError, TraceError, UserError
+from ...store.records import Candidate, Collective, Observation
+from ...store.trace_format import TRACE_SUFFIX
+from .files import CHUNK_BYTES, opened
+from .formats import Format, by_name, detect
+from .left_out import LeftOut
+from .measuring import Portion, UserFacts, measured, without_impossible
+from .own import joined as own_joined
+from .own import measurements_csv
+from .rank_joining import joined
+from .records import MAX_BYTES, Block, Summary, to_observations
 
 Read = TypeVar("Read")
 NO_USER_FACTS: Final = UserFacts()

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.errors import StoreError
-from zerotune.store.records import Decision, StepRecord
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.decided import decisions_that_ran, settled_decisions, since_takeover
-from zerotune.tuner.modeling.medians import medians
-from zerotune.tuner.modeling.statistics import statistics
-from zerotune.tuner.offline.comparison import compare
-from zerotune.tuner.offline.winners import WinnerTable, winner_table
+from ...store.errors import StoreError
+from ...store.records import Decision, StepRecord
+from ...store.sqlite.database import Store
+from ..decided import decisions_that_ran, settled_decisions, since_takeover
+from ..modeling.medians import medians
+from ..modeling.statistics import statistics
+from ..offline.comparison import compare
+from ..offline.winners import WinnerTable, winner_table
 
 MAX_STEPS: Final = 2000
 """The newest so many steps of a job are kept."""

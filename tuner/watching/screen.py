@@ -8,8 +8,8 @@ from typing import Final
 
 from rich.text import Text
 
-from zerotune.store.records import DecisionKind
-from zerotune.tuner.watching.snapshot import JobView, Snapshot
+from ...store.records import DecisionKind
+from .snapshot import JobView, Snapshot
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 LEAST_DECISIONS: Final = 3

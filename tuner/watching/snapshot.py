@@ -7,17 +7,17 @@ from typing import Final
 
 import msgspec
 
-from zerotune.store import wire
-from zerotune.store.job_names import titled
-from zerotune.store.records import Decision, size_class_range
-from zerotune.tuner.client.beside import beside
-from zerotune.tuner.client.late import late, who
-from zerotune.tuner.client.mistimed import mistimed
-from zerotune.tuner.client.passed_by import passed_by
-from zerotune.tuner.client.status import exposure_text, fleet_text, may_try, store_text, workload
-from zerotune.tuner.offline.size_ranges import rounded_range
-from zerotune.tuner.offline.winners import WinnerTable
-from zerotune.tuner.watching.history import JobHistory
+from ...store import wire
+from ...store.job_names import titled
+from ...store.records import Decision, size_class_range
+from ..client.beside import beside
+from ..client.late import late, who
+from ..client.mistimed import mistimed
+from ..client.passed_by import passed_by
+from ..client.status import exposure_text, fleet_text, may_try, store_text, workload
+from ..offline.size_ranges import rounded_range
+from ..offline.winners import WinnerTable
+from .history import JobHistory
 
 MAX_ENDED: Final = 5
 

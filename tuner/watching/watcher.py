@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from zerotune.tuner.client.holders import holder_of
-from zerotune.tuner.client.status import fetch_status, no_answer
-from zerotune.tuner.watching.history import History
-from zerotune.tuner.watching.snapshot import Snapshot, snapshot_of
+from ..client.holders import holder_of
+from ..client.status import fetch_status, no_answer
+from .history import History
+from .snapshot import Snapshot, snapshot_of
 
 TIMEOUT_S: Final = 2.0
 

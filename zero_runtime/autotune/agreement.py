@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from zerotune.zero_runtime.autotune.choices import Choices, StepSettings
-from zerotune.zero_runtime.autotune.search import Search
+from .choices import Choices, StepSettings
+from .search import Search
 
 COUNTED_STEPS: Final = 4
 """Of a window while there is something to try, after one that is not counted: its buffers are made anew."""

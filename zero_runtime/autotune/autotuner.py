@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from zerotune.zero_runtime import collectives, phases
-from zerotune.zero_runtime.autotune.agreement import Boundaries
-from zerotune.zero_runtime.autotune.choices import DEEPEST, Choices, StepSettings, ladder
-from zerotune.zero_runtime.autotune.measures import clock_of, free_bytes_of
-from zerotune.zero_runtime.settings import Settings
-from zerotune.zero_runtime.stages.partitioned import PartitionedParameters
-from zerotune.zero_runtime.stages.unit import Unit
+from .. import collectives, phases
+from ..settings import Settings
+from ..stages.partitioned import PartitionedParameters
+from ..stages.unit import Unit
+from .agreement import Boundaries
+from .choices import DEEPEST, Choices, StepSettings, ladder
+from .measures import clock_of, free_bytes_of
 
 
 class Autotuner:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from statistics import fmean, pvariance
 from typing import Final
 
-from zerotune.zero_runtime.autotune.choices import Choices, StepSettings
+from .choices import Choices, StepSettings
 
 LIMIT: Final = 3.3
 """Standard deviations by which steps differ beyond doubt; the step guard's of tuner/learning/policy."""

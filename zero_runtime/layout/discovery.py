@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from zerotune.zero_runtime.errors import SettingsError
-from zerotune.zero_runtime.layout.flat_buffer import Managed
+from ..errors import SettingsError
+from .flat_buffer import Managed
 
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 

@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zerotune.zero_runtime import phases
-from zerotune.zero_runtime.collectives import Collectives, Work
-from zerotune.zero_runtime.layout.flat_layout import Layout, plan_layout
-from zerotune.zero_runtime.layout.sharded_placeholder import make_placeholder, make_plain
+from .. import phases
+from ..collectives import Collectives, Work
+from .flat_layout import Layout, plan_layout
+from .sharded_placeholder import make_placeholder, make_plain
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from zerotune.zero_runtime.errors import SettingsError
+from ..errors import SettingsError
 
 
 def hybrid_groups(

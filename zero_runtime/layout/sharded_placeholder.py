@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from zerotune.zero_runtime.errors import LifecycleError
+from ..errors import LifecycleError
 
 NAME = "_zero_runtime_name"
 

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zerotune.zero_runtime import phases
-from zerotune.zero_runtime.collectives import Collectives
-from zerotune.zero_runtime.optimizer.sharded import ShardSlice
+from .. import phases
+from ..collectives import Collectives
+from .sharded import ShardSlice
 
 
 def counted(slices: Sequence[ShardSlice], model_parallel_group: dist.ProcessGroup | None) -> list[Tensor]:

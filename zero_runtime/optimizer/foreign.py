@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from zerotune.zero_runtime.errors import LifecycleError
+from ..errors import LifecycleError
 
 _MARK = "_zero_runtime_sharded"
 _right: WeakSet[torch.optim.Optimizer] = WeakSet()

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zerotune.zero_runtime import phases
-from zerotune.zero_runtime.checks import refusal
-from zerotune.zero_runtime.collectives import Collectives
-from zerotune.zero_runtime.errors import SettingsError
-from zerotune.zero_runtime.layout.flat_buffer import Flat
-from zerotune.zero_runtime.layout.flat_layout import Piece
-from zerotune.zero_runtime.stages.gradients import FlatGradients, PendingReductions
+from .. import phases
+from ..checks import refusal
+from ..collectives import Collectives
+from ..errors import SettingsError
+from ..layout.flat_buffer import Flat
+from ..layout.flat_layout import Piece
+from ..stages.gradients import FlatGradients, PendingReductions
 
 # Their update of one element depends on others of the same tensor, which a shard does not have.
 NOT_ELEMENTWISE = {"LBFGS", "Adafactor", "Muon", "SparseAdam"}

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from zerotune.zero_runtime import collectives, phases
+from .. import collectives, phases
 
 
 class PartitionedActivations:

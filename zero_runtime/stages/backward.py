@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from zerotune.zero_runtime.errors import LifecycleError
-from zerotune.zero_runtime.stages.gradients import FlatGradients, PendingReductions
-from zerotune.zero_runtime.stages.unit import Unit
+from ..errors import LifecycleError
+from .gradients import FlatGradients, PendingReductions
+from .unit import Unit
 
 
 class Parameters(Protocol):

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zerotune.zero_runtime import phases
-from zerotune.zero_runtime.collectives import Collectives, Work
-from zerotune.zero_runtime.layout.flat_buffer import Flat
-from zerotune.zero_runtime.layout.flat_layout import Slot
+from .. import phases
+from ..collectives import Collectives, Work
+from ..layout.flat_buffer import Flat
+from ..layout.flat_layout import Slot
 
 
 @dataclass(frozen=True)

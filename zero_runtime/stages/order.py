@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from zerotune.zero_runtime import collectives, phases
-from zerotune.zero_runtime.stages.unit import Unit
+from .. import collectives, phases
+from .unit import Unit
 
 
 class Order:

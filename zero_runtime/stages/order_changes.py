@@ -12,7 +12,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from zerotune.zero_runtime import collectives, phases
+from .. import collectives, phases
 
 N_BEHIND: Final = 4
 """Passes after which a number is read: as many steps as hosts run ahead of a device that is not waited for."""

@@ -22,11 +22,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from zerotune.zero_runtime import phases
-from zerotune.zero_runtime.stages.backward import BackwardPass
-from zerotune.zero_runtime.stages.order import Order
-from zerotune.zero_runtime.stages.order_changes import OrderChanges
-from zerotune.zero_runtime.stages.unit import Unit
+from .. import phases
+from .backward import BackwardPass
+from .order import Order
+from .order_changes import OrderChanges
+from .unit import Unit
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerotune.zero_runtime import phases
-from zerotune.zero_runtime.layout.flat_buffer import Flat
-from zerotune.zero_runtime.stages.backward import BackwardPass
-from zerotune.zero_runtime.stages.partitioned import differentiable
-from zerotune.zero_runtime.stages.unit import State, Unit
+from .. import phases
+from ..layout.flat_buffer import Flat
+from .backward import BackwardPass
+from .partitioned import differentiable
+from .unit import State, Unit
 
 
 class ReplicatedParameters:

@@ -11,8 +11,8 @@ from enum import Enum
 
 from torch import nn
 
-from zerotune.zero_runtime.layout.flat_buffer import Flat
-from zerotune.zero_runtime.stages.gradients import FlatGradients, Schedule
+from ..layout.flat_buffer import Flat
+from .gradients import FlatGradients, Schedule
 
 
 class State(str, Enum):

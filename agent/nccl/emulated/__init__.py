@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from zerotune.agent.nccl.emulated.device.memory import memory_pressure
-from zerotune.agent.nccl.emulated.errors import (
+from .device.memory import memory_pressure
+from .errors import (
     CallMismatch,
     CollectiveTimeout,
     DeviceOutOfMemory,
@@ -16,11 +16,11 @@ from zerotune.agent.nccl.emulated.errors import (
     PeerLost,
     SettingDisagreement,
 )
-from zerotune.agent.nccl.emulated.journal import Journal, JournalCall, journal
-from zerotune.agent.nccl.emulated.torch_backend.alias import BACKEND
-from zerotune.agent.nccl.emulated.torch_backend.capture import Graph
-from zerotune.agent.nccl.emulated.torch_backend.process_group import EmulatedProcessGroup, create
-from zerotune.agent.nccl.emulated.torch_backend.shrinking import keep_shrunk_groups
+from .journal import Journal, JournalCall, journal
+from .torch_backend.alias import BACKEND
+from .torch_backend.capture import Graph
+from .torch_backend.process_group import EmulatedProcessGroup, create
+from .torch_backend.shrinking import keep_shrunk_groups
 
 __all__ = [
     "BACKEND",

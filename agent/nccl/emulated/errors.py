@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from zerotune.store.errors import RankDisagreement, ZerotuneError
+from ....store.errors import RankDisagreement, ZerotuneError
 
 
 class EmulatedNcclError(ZerotuneError, dist.DistBackendError):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
-from zerotune.agent.nccl.fault_settings import Faults, read_faults
-from zerotune.store.records import Candidate
+from ....store.records import Candidate
+from ..fault_settings import Faults, read_faults
+from .errors import EmulatedNcclError
 
 _faults: Faults | None = None
 

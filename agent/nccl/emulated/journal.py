@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from zerotune.store.records import Candidate, Collective
+from ....store.records import Candidate, Collective
 
 
 @dataclass(frozen=True)

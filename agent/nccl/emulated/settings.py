@@ -10,15 +10,15 @@ from typing import Final
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from zerotune.agent.nccl import fabric as fabrics
-from zerotune.agent.nccl.emulated.device import clock
-from zerotune.agent.nccl.emulated.device.compute import ComputeModel
-from zerotune.agent.nccl.emulated.device.memory import device
-from zerotune.agent.nccl.emulated.torch_backend import reduction
-from zerotune.agent.nccl.emulated.torch_backend.alias import answer_to_nccl
-from zerotune.agent.nccl.emulation_settings import EmulationSettings
-from zerotune.agent.nccl.fabric import Fabric
-from zerotune.agent.nccl.release import release
+from .. import fabric as fabrics
+from ..emulation_settings import EmulationSettings
+from ..fabric import Fabric
+from ..release import release
+from .device import clock
+from .device.compute import ComputeModel
+from .device.memory import device
+from .torch_backend import reduction
+from .torch_backend.alias import answer_to_nccl
 
 DEFAULT_FABRIC: Final = "ethernet_boxes"
 

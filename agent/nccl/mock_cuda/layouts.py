@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from typing import Final, NamedTuple
 
-from zerotune.store.errors import UserError
+from ....store.errors import UserError
 
 
 class Layout(NamedTuple):

@@ -9,8 +9,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.errors import UserError, reason
-from zerotune.store.foreign.regular_file import read_file
+from ....store.errors import UserError, reason
+from ....store.foreign.regular_file import read_file
 
 MAX_FILE_BYTES: Final = 4 << 20
 """A dump of an eight-GPU node has some ten thousand bytes."""

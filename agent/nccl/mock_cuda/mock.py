@@ -12,11 +12,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.agent.nccl.compiled import MOCK_CUDA, SharedLibrary
-from zerotune.agent.nccl.mock_cuda.layouts import LayoutFields, layout_of
-from zerotune.agent.nccl.mock_cuda.machine import MAX_DEVICES, Machine
-from zerotune.agent.nccl.mock_cuda.symbols import Symbol, functions
-from zerotune.store.errors import PluginError, UserError
+from ....store.errors import PluginError, UserError
+from ..compiled import MOCK_CUDA, SharedLibrary
+from .layouts import LayoutFields, layout_of
+from .machine import MAX_DEVICES, Machine
+from .symbols import Symbol, functions
 
 CUDA_VERSION: Final = 12090
 """CUDA 12.9, which every release from 2.21 on takes for new enough."""

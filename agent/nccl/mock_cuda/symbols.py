@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.errors import UserError, reason
+from ....store.errors import UserError, reason
 
 _SYMTAB: Final = 2
 _DYNSYM: Final = 11

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
-from zerotune.store.records import TimingSource
+from ....store.records import TimingSource
 
 _SAY_WHOSE_CLOCK: Final = "zerotune_set_timing_source_override"
 

@@ -11,7 +11,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Final
 
-from zerotune.agent.nccl.mock_cuda.machine import (
+from ....store.errors import UserError
+from ..mock_cuda.machine import (
     GPU_CLASSES,
     ON_A_BASEBOARD,
     SWITCH_CLASS,
@@ -20,7 +21,6 @@ from zerotune.agent.nccl.mock_cuda.machine import (
     read_topology,
     says_speed,
 )
-from zerotune.store.errors import UserError
 
 _NIC_CLASS: Final = "0x02"
 _UNSEEN_SWITCH: Final = "fffffff:ff:ff.0"

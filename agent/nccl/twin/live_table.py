@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from zerotune.agent.nccl import cost_model
-from zerotune.agent.nccl.cost_model import StatedCell, Topology
-from zerotune.agent.nccl.twin.protocol import Answer
-from zerotune.store.records import Algorithm, Collective, Protocol
+from ....store.records import Algorithm, Collective, Protocol
+from .. import cost_model
+from ..cost_model import StatedCell, Topology
+from .protocol import Answer
 
 MODELLED_SINCE: Final = (2, 23)
 """2.22 has older tables, and 2.21 shows none."""

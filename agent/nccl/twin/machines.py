@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from xml.sax.saxutils import quoteattr
 
-from zerotune.agent.nccl.mock_cuda.machine import ON_A_BASEBOARD, SWITCHED, read_machine
-from zerotune.store.errors import UserError
+from ....store.errors import UserError
+from ..mock_cuda.machine import ON_A_BASEBOARD, SWITCHED, read_machine
 
 _INTEL: Final = 'arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"'
 _AMD: Final = 'arch="x86_64" vendor="AuthenticAMD" familyid="175" modelid="17"'

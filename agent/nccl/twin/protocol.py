@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from zerotune.agent.nccl.twin.search import Search
-from zerotune.store.records import Algorithm, Collective, Phase, PlanRow, Protocol
+from ....store.records import Algorithm, Collective, Phase, PlanRow, Protocol
+from .search import Search
 
 FAILED: Final = 1
 """Exit code of a process after an error that it told on standard error."""

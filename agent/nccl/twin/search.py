@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from zerotune.agent.nccl.cost_model import Topology
-from zerotune.agent.nccl.mock_cuda.machine import Machine
-from zerotune.store.errors import PluginError
+from ....store.errors import PluginError
+from ..cost_model import Topology
+from ..mock_cuda.machine import Machine
 
 LOG: Final = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH"}
 """Has NCCL tell of its search."""

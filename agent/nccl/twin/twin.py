@@ -15,15 +15,15 @@ from typing import Final
 
 import msgspec
 
-from zerotune.agent.nccl import fabric
-from zerotune.agent.nccl.mock_cuda.machine import read_machine
-from zerotune.agent.nccl.other_plugins import PROFILER, TUNER
-from zerotune.agent.nccl.twin.completing import completed
-from zerotune.agent.nccl.twin.machines import MACHINES
-from zerotune.agent.nccl.twin.protocol import USER_ERROR, NodeAnswer, NodeRequest, Question
-from zerotune.store.errors import PluginError, UserError
-from zerotune.store.foreign.own_python import python_with
-from zerotune.store.records import PlanRow
+from ....store.errors import PluginError, UserError
+from ....store.foreign.own_python import python_with
+from ....store.records import PlanRow
+from .. import fabric
+from ..mock_cuda.machine import read_machine
+from ..other_plugins import PROFILER, TUNER
+from .completing import completed
+from .machines import MACHINES
+from .protocol import USER_ERROR, NodeAnswer, NodeRequest, Question
 
 MAX_RANKS: Final = 256
 """Ranks that one machine is asked to be: each takes a thread and NCCL's own threads."""

@@ -17,11 +17,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.agent.nccl import library
-from zerotune.agent.nccl.libnccl import AVERAGE, SUM, Libnccl
-from zerotune.agent.nccl.mock_cuda.machine import read_machine
-from zerotune.agent.nccl.mock_cuda.mock import MockCuda
-from zerotune.agent.nccl.twin.protocol import (
+from ....store.errors import UserError, ZerotuneError
+from ....store.records import Algorithm, Plan, Protocol
+from .. import library
+from ..libnccl import AVERAGE, SUM, Libnccl
+from ..mock_cuda.machine import read_machine
+from ..mock_cuda.mock import MockCuda
+from .protocol import (
     FAILED,
     USER_ERROR,
     Answer,
@@ -32,9 +34,7 @@ from zerotune.agent.nccl.twin.protocol import (
     Ran,
     duration_us,
 )
-from zerotune.agent.nccl.twin.search import LOG, read_search
-from zerotune.store.errors import UserError, ZerotuneError
-from zerotune.store.records import Algorithm, Plan, Protocol
+from .search import LOG, read_search
 
 NEVER_US: Final = 1e30
 """NCCL 2.32 lists what it never chooses, PAT over several ranks of a node, at such a cost."""

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from zerotune.store.counted import counted
+from ...counted import counted
 
 EVERY_S: Final = 60.0
 """How often a store that is written is looked through, at most."""

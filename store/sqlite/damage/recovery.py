@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from zerotune.store.sqlite.damage.damage import is_io_error, is_passing
-from zerotune.store.sqlite.damage.sound_rows import CELLS, columns_of, sound_condition
-from zerotune.store.sqlite.schema import guarded, has_table
+from ..schema import guarded, has_table
+from .damage import is_io_error, is_passing
+from .sound_rows import CELLS, columns_of, sound_condition
 
 _CHUNK_ROWS: Final = 10_000
 _LAST_ID: Final = 2**62

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.atomic_file import sync_folder
+from ...atomic_file import sync_folder
 
 SIDE_FILES: Final = ("-wal", "-shm", "")
 """In the order in which they are moved: never may a new file lie beside an old log, which SQLite would apply to it."""

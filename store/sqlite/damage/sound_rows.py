@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, Stage, TimingSource
-from zerotune.store.sqlite.rows.measurements import UNKNOWN, candidate_of
-from zerotune.store.sqlite.rows.runnable import RUNNABLE_SQL
+from ...records import Algorithm, Collective, Outcome, Phase, Protocol, Source, Stage, TimingSource
+from ..rows.measurements import UNKNOWN, candidate_of
+from ..rows.runnable import RUNNABLE_SQL
 
 _log = logging.getLogger("zerotune.store")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from typing import NamedTuple
 
-from zerotune.store.records import Collective, CommunicatorClass, DecisionKey, Outcome, Phase, size_class
-from zerotune.store.sqlite.damage.sound_rows import sound_condition
+from ...records import Collective, CommunicatorClass, DecisionKey, Outcome, Phase, size_class
+from ..damage.sound_rows import sound_condition
 
 
 class MeasuredCalls(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from zerotune.store.sqlite.opening import open_for_reading
+from ..opening import open_for_reading
 
 BLOCK_ROWS: Final = 100_000
 

@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.lateness import Lateness
-from zerotune.store.passages import Passages
-from zerotune.store.records import Decision, JobRecord, ModelRecord, Outcome, Source, Stage, StepRecord
-from zerotune.store.sqlite.opening import reader
-from zerotune.store.sqlite.reading.measured_calls import MeasuredCalls, measured_calls
-from zerotune.store.sqlite.rows import measurements as _measurements
-from zerotune.store.sqlite.rows.decisions import DECISION_COLUMNS, decision_of
-from zerotune.store.wire import Facts
+from ...lateness import Lateness
+from ...passages import Passages
+from ...records import Decision, JobRecord, ModelRecord, Outcome, Source, Stage, StepRecord
+from ...wire import Facts
+from ..opening import reader
+from ..rows import measurements as _measurements
+from ..rows.decisions import DECISION_COLUMNS, decision_of
+from .measured_calls import MeasuredCalls, measured_calls
 
 Of = TypeVar("Of")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from zerotune.store.records import Collective, CommunicatorClass, Decision, DecisionKey, Phase
-from zerotune.store.sqlite.rows.measurements import candidate_of
+from ...records import Collective, CommunicatorClass, Decision, DecisionKey, Phase
+from .measurements import candidate_of
 
 DECISION_COLUMNS: Final = (
     "n_ranks", "n_nodes", "collective", "phase", "size_class", "algorithm", "protocol", "n_channels",

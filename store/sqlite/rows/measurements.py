@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import (
+from ...records import (
     Algorithm,
     Candidate,
     Collective,

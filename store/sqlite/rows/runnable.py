@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import Algorithm, Collective, Protocol
-from zerotune.store.sqlite.rows.measurements import UNKNOWN
+from ...records import Algorithm, Collective, Protocol
+from .measurements import UNKNOWN
 
 _RING: Final = tuple((Algorithm.ring, protocol) for protocol in Protocol)
 _BOTH_WAYS: Final = tuple((algorithm, Protocol.simple) for algorithm in (Algorithm.collnet_direct, Algorithm.nvls))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from zerotune.store.lateness import Lateness
-from zerotune.store.passages import Passages
-from zerotune.store.records import Stage
+from ...lateness import Lateness
+from ...passages import Passages
+from ...records import Stage
 
 
 class JobNews(TypedDict, total=False):

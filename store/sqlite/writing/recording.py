@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.errors import StoreError
-from zerotune.store.records import Decision, ModelRecord, StepRecord
-from zerotune.store.sqlite.rows import measurements as _measurements
-from zerotune.store.sqlite.rows.decisions import DECISION_COLUMNS, decision_values
-from zerotune.store.sqlite.writing.job_news import JobNews
-from zerotune.store.sqlite.writing.retention import Retention, retain
-from zerotune.store.sqlite.writing.writer import Writer
+from ...errors import StoreError
+from ...records import Decision, ModelRecord, StepRecord
+from ..rows import measurements as _measurements
+from ..rows.decisions import DECISION_COLUMNS, decision_values
+from .job_news import JobNews
+from .retention import Retention, retain
+from .writer import Writer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing's own from Python 3.11 on

@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from zerotune.store.errors import reason
-from zerotune.store.sqlite.damage.damage import DamageWatch, is_damage
-from zerotune.store.sqlite.opening import Redo
-from zerotune.store.sqlite.writing.checkpoints import IDLE_S, Checkpoints
-from zerotune.store.sqlite.writing.recent import Entry, Operation, RecentOperations
-from zerotune.store.wire import StoreState
+from ...errors import reason
+from ...wire import StoreState
+from ..damage.damage import DamageWatch, is_damage
+from ..opening import Redo
+from .checkpoints import IDLE_S, Checkpoints
+from .recent import Entry, Operation, RecentOperations
 
 _log = logging.getLogger("zerotune.store")
 

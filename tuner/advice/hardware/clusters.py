@@ -7,15 +7,15 @@ from typing import Final
 
 import msgspec
 
-from zerotune.agent.nccl import fabric
-from zerotune.agent.nccl.mock_cuda.machine import connect, read_machine
-from zerotune.agent.nccl.twin.machines import MACHINES
-from zerotune.agent.nccl.twin.twin import topology_file
-from zerotune.store.errors import UserError
-from zerotune.store.records import CommunicatorClass
-from zerotune.tuner.advice.constants import Constants
-from zerotune.tuner.advice.hardware.gpus import Gpu, gpu, usual
-from zerotune.tuner.advice.hardware.network import FabricNetwork, LinkNetwork, Network, links_of
+from ....agent.nccl import fabric
+from ....agent.nccl.mock_cuda.machine import connect, read_machine
+from ....agent.nccl.twin.machines import MACHINES
+from ....agent.nccl.twin.twin import topology_file
+from ....store.errors import UserError
+from ....store.records import CommunicatorClass
+from ..constants import Constants
+from .gpus import Gpu, gpu, usual
+from .network import FabricNetwork, LinkNetwork, Network, links_of
 
 
 @dataclass(frozen=True)

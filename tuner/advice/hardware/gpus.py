@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from zerotune.store.errors import UserError
+from ....store.errors import UserError
 
 MIB: Final = 1 << 20
 

@@ -7,10 +7,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from zerotune.agent.nccl import cost_model
-from zerotune.agent.nccl.fabric import Fabric
-from zerotune.agent.nccl.mock_cuda.machine import Machine
-from zerotune.store.records import Collective, CommunicatorClass
+from ....agent.nccl import cost_model
+from ....agent.nccl.fabric import Fabric
+from ....agent.nccl.mock_cuda.machine import Machine
+from ....store.records import Collective, CommunicatorClass
 
 NVLINK_GBS: Final = {60: 18.0, 70: 20.0, 80: 20.0, 86: 12.0, 90: 20.6, 100: 40.1}
 """What NCCL's topology search counts for one link and direction, by compute capability (graph/topo.h)."""

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.advice.models.fields import DESCRIBE, Fields, class_defaults
+from ....store.errors import UserError
+from .fields import DESCRIBE, Fields, class_defaults
 
 Mixer = Literal["attention", "delta", "lightning", "mamba", "mamba1", "conv", "none"]
 Feed = Literal["dense", "sparse", "none"]

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.advice.models.kinds import is_count
+from ....store.errors import UserError
+from .kinds import is_count
 
 DESCRIBE: Final = (
     "give the number of its parameters, as 7.5B (advise takes --layers, --hidden, --heads, --sequence, too)"

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import msgspec
 
-from zerotune.store.errors import UserError, reason
-from zerotune.store.foreign.regular_file import read_file
-from zerotune.tuner.advice.models.decoder import Decoder
-from zerotune.tuner.advice.models.fields import DESCRIBE, Fields, class_defaults
-from zerotune.tuner.advice.models.kinds import check_kinds
-from zerotune.tuner.advice.models.model_shape import ModelShape, checked
-from zerotune.tuner.advice.models.vision import OUTSIDE, vision_parameters
+from ....store.errors import UserError, reason
+from ....store.foreign.regular_file import read_file
+from .decoder import Decoder
+from .fields import DESCRIBE, Fields, class_defaults
+from .kinds import check_kinds
+from .model_shape import ModelShape, checked
+from .vision import OUTSIDE, vision_parameters
 
 MAX_FILE_BYTES: Final = 1 << 20
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from zerotune.store.errors import UserError
+from ....store.errors import UserError
 
 _FLAGS: Final = frozenset({
     "tie_word_embeddings", "tie_embedding", "attention_bias", "multi_query", "new_decoder_architecture",

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from zerotune.store.errors import UserError
+from ....store.errors import UserError
 
 ASPECT: Final = 100
 """Width over layers of a model of which only the size is known; Kaplan et al. 2020, arXiv:2001.08361, section 3.1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from zerotune.tuner.advice.models.fields import Fields
+from .fields import Fields
 
 _GATED: Final = ("qwen2_5_vl", "mistral3")
 _JOINED: Final = {"gemma3": 1, "mistral3": 2, "internvl": 2}

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from zerotune.tuner.advice.prediction.memory import kept_bytes_per_token
-from zerotune.tuner.advice.problem import Problem
+from ..problem import Problem
+from .memory import kept_bytes_per_token
 
 
 class BlockTime(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from zerotune.tuner.advice.models.model_shape import ModelShape
-from zerotune.tuner.advice.problem import Problem, ZeroConfiguration
-from zerotune.tuner.advice.zero_formulas import PARAMETER_BYTES, model_states
+from ..models.model_shape import ModelShape
+from ..problem import Problem, ZeroConfiguration
+from ..zero_formulas import PARAMETER_BYTES, model_states
 
 
 class MemoryParts(msgspec.Struct, frozen=True, kw_only=True):

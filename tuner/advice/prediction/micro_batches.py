@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from zerotune.tuner.advice.prediction.timeline import Op, OpKind, Program, StreamCall
+from .timeline import Op, OpKind, Program, StreamCall
 
 KINDS: Final = ("forward", "backward", "optimizer", "forward", "backward")
 """Of computation, by an operation's `at`: of a block, of a block, of the optimizer, of the loss, of the loss."""

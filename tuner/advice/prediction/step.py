@@ -8,13 +8,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from zerotune.store.records import Collective, CommunicatorClass
-from zerotune.tuner.advice.hardware.clusters import Cluster
-from zerotune.tuner.advice.prediction.compute import BlockTime, block_forward, loss_s, optimizer_s
-from zerotune.tuner.advice.prediction.micro_batches import KINDS, STREAMS, Part, Pieces, micro_batch
-from zerotune.tuner.advice.prediction.timeline import OpKind, Span, Timeline
-from zerotune.tuner.advice.problem import Problem, Range, ZeroConfiguration
-from zerotune.tuner.advice.zero_formulas import PARAMETER_BYTES
+from ....store.records import Collective, CommunicatorClass
+from ..hardware.clusters import Cluster
+from ..problem import Problem, Range, ZeroConfiguration
+from ..zero_formulas import PARAMETER_BYTES
+from .compute import BlockTime, block_forward, loss_s, optimizer_s
+from .micro_batches import KINDS, STREAMS, Part, Pieces, micro_batch
+from .timeline import OpKind, Span, Timeline
 
 _PLAYED: Final = 3
 

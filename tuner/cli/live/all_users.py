@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from zerotune.store.errors import UserError, printable
-from zerotune.store.paths import SERVICE_RUNTIME_DIR, SERVICE_STATE_DIR
-from zerotune.tuner.all_users.folders import Share, User
-from zerotune.tuner.all_users.user_process import outputs_of
+from ....store.errors import UserError, printable
+from ....store.paths import SERVICE_RUNTIME_DIR, SERVICE_STATE_DIR
+from ...all_users.folders import Share, User
+from ...all_users.user_process import outputs_of
 
 if TYPE_CHECKING:
-    from zerotune.store.wire import StatusReply
+    from ....store.wire import StatusReply
 
 IDLE_EXIT_S: Final = 1800.0
 """A user's daemon ends after this time without a rank: big models are loaded for minutes before they train."""
@@ -56,10 +56,10 @@ def serve(group: str | None, share: Share, options: Sequence[str], listen: str |
     Raises:
         UserError: the caller may not, or there is no such group.
     """
-    from zerotune.store.paths import check_endpoint
-    from zerotune.tuner.all_users.folders import group_id
-    from zerotune.tuner.all_users.service import Policy, serve_all_users
-    from zerotune.tuner.service.readiness import tell_ready
+    from ....store.paths import check_endpoint
+    from ...all_users.folders import group_id
+    from ...all_users.service import Policy, serve_all_users
+    from ...service.readiness import tell_ready
 
     if os.getuid() != 0:
         raise UserError("--all-users needs root, to start daemons as other users", "run `zerotune daemon` for your own")
@@ -118,7 +118,7 @@ def believed(said: bytes, uid: int, path: Path) -> StatusReply | None:
     """
     import msgspec
 
-    from zerotune.store.wire import StatusReply
+    from ....store.wire import StatusReply
 
     try:
         reply = msgspec.convert(_in_lines(msgspec.json.decode(said)), StatusReply)

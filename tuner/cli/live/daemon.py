@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from zerotune.tuner.all_users.folders import Share
-from zerotune.tuner.cli.fleet_options import (
+from ...all_users.folders import Share
+from ..fleet_options import (
     BookKey,
     BookUrl,
     Contributor,
@@ -18,10 +18,9 @@ from zerotune.tuner.cli.fleet_options import (
     fleet_writer,
     shelf_of,
 )
-from zerotune.tuner.cli.live.all_users import IDLE_EXIT_S, refuse_useless, serve
-from zerotune.tuner.cli.options import CurveKeys, Endpoint, StorePath, a_number
-from zerotune.tuner.cli.paths import endpoint_or_default, store_path, to_be_named
-from zerotune.tuner.cli.trial_options import (
+from ..options import CurveKeys, Endpoint, StorePath, a_number
+from ..paths import endpoint_or_default, store_path, to_be_named
+from ..trial_options import (
     BudgetPercent,
     MemoryThreshold,
     NoExplore,
@@ -31,6 +30,7 @@ from zerotune.tuner.cli.trial_options import (
     brain_settings,
     given_arguments,
 )
+from .all_users import IDLE_EXIT_S, refuse_useless, serve
 
 
 def daemon(
@@ -91,11 +91,11 @@ def daemon(
     import os
     import sys
 
-    from zerotune.store.errors import printable
-    from zerotune.store.parent_process import end_with_parent
-    from zerotune.store.sqlite.database import Retention
-    from zerotune.tuner.service.daemon import run_daemon
-    from zerotune.tuner.service.readiness import end_with, tell_ready
+    from ....store.errors import printable
+    from ....store.parent_process import end_with_parent
+    from ....store.sqlite.database import Retention
+    from ...service.daemon import run_daemon
+    from ...service.readiness import end_with, tell_ready
 
     if ready_fd is not None:
         end_with_parent()
@@ -146,7 +146,7 @@ def daemon(
     metrics_at = ""
     with contextlib.ExitStack() as stack:
         if metrics is not None:
-            from zerotune.tuner.metrics.child import metrics_process
+            from ...metrics.child import metrics_process
 
             metrics_at = f", metrics at {stack.enter_context(metrics_process(metrics, where, path, curve_keys))}"
         code = run_daemon(

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.cli.options import CurveKeys, Endpoint
-from zerotune.tuner.cli.paths import endpoint_or_default
+from ....store.errors import UserError
+from ..options import CurveKeys, Endpoint
+from ..paths import endpoint_or_default
 
 LISTEN = "127.0.0.1:8470"
 
@@ -41,9 +41,9 @@ def dashboard(
             f"the dashboard needs {error.name}, which is not installed",
             "pip install 'zerotune[dashboard]', or '.[dashboard]' where its sources are",
         ) from None
-    from zerotune.tuner.watching.watcher import Watcher
-    from zerotune.tuner.watching.web.access import is_loopback, new_token
-    from zerotune.tuner.watching.web.serving import bound, serve
+    from ...watching.watcher import Watcher
+    from ...watching.web.access import is_loopback, new_token
+    from ...watching.web.serving import bound, serve
 
     if not token and not is_loopback(host):
         raise UserError(

@@ -6,8 +6,8 @@ import os
 
 import typer
 
-from zerotune.tuner.cli.options import AsJson, CurveKeys, Endpoint, StorePath, console, print_json
-from zerotune.tuner.cli.paths import endpoint_or_default, store_path
+from ..options import AsJson, CurveKeys, Endpoint, StorePath, console, print_json
+from ..paths import endpoint_or_default, store_path
 
 
 def doctor(
@@ -22,8 +22,8 @@ def doctor(
 
     Example: zerotune doctor
     """
-    from zerotune.tuner.doctor.examination import examine, worst
-    from zerotune.tuner.doctor.findings import Machine, Status
+    from ...doctor.examination import examine, worst
+    from ...doctor.findings import Machine, Status
 
     machine = Machine(endpoint_or_default(endpoint), store_path(store), curve_keys, dict(os.environ))
     findings = examine(machine)
@@ -31,7 +31,7 @@ def doctor(
     if as_json:
         print_json({"status": status, "checks": findings})
     else:
-        from zerotune.tuner.doctor.shown import render
+        from ...doctor.shown import render
 
         render(findings, console())
     if status is Status.problem:

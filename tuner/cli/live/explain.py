@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, JobOfStore, StorePath, console, print_json
-from zerotune.tuner.cli.paths import store_path
-from zerotune.tuner.cli.sizes import a_size
+from .. import completion
+from ..options import AsJson, JobOfStore, StorePath, console, print_json
+from ..paths import store_path
+from ..sizes import a_size
 
 
 def explain(
@@ -36,8 +36,8 @@ def explain(
 
     Why: zerotune explain --collective all_gather --message-bytes 1MiB
     """
-    from zerotune.tuner.offline import explaining
-    from zerotune.tuner.offline.explaining import words
+    from ...offline import explaining
+    from ...offline.explaining import words
 
     path = store_path(store)
     explained = explaining.explain(path, job, collective, phase, message_bytes)

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from zerotune.store.errors import FabricError
-from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.nccl_library import NcclLibrary, nccl_library
-from zerotune.tuner.cli.options import AsJson, console, print_json, progress_console
+from ....store.errors import FabricError
+from .. import completion
+from ..nccl_library import NcclLibrary, nccl_library
+from ..options import AsJson, console, print_json, progress_console
 
 fabrics = typer.Typer(invoke_without_command=True)
 
@@ -27,7 +27,7 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from zerotune.agent.nccl import fabric
+    from ....agent.nccl import fabric
 
     described: dict[str, dict[str, str | int | float | bool]] = {
         name: fabric.load(name).describe() for name in fabric.names()
@@ -66,7 +66,7 @@ def add(
 
     Example: zerotune fabrics add mine --topology t.xml --nodes 2
     """
-    from zerotune.tuner.offline.user_fabrics import keeping
+    from ...offline.user_fabrics import keeping
 
     keeping.check_name(name, force=force)
     found_library = nccl_library(library)
@@ -96,7 +96,7 @@ def remove(
 
     Example: zerotune fabrics remove mine
     """
-    from zerotune.tuner.offline.user_fabrics import keeping
+    from ...offline.user_fabrics import keeping
 
     keeping.remove(name)
     print_json({"removed": name}) if as_json else print(f"fabric {name} is removed")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json
-from zerotune.tuner.cli.paths import store_path
+from ..options import AsJson, StorePath, console, print_json
+from ..paths import store_path
 
 
 def jobs(
@@ -20,7 +20,7 @@ def jobs(
 
     Example: zerotune jobs --limit 5
     """
-    from zerotune.tuner.offline.jobs import listing, listing_shown
+    from ...offline.jobs import listing, listing_shown
 
     lines = listing.list_jobs(store_path(store), limit=limit, all_kinds=all_kinds)
     if as_json:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zerotune.tuner.cli.options import AsJson, print_json
+from ..options import AsJson, print_json
 
 
 def keys(
@@ -18,7 +18,7 @@ def keys(
 
     Example: zerotune keys ~/.config/zerotune/keys
     """
-    from zerotune.tuner.service.endpoint import make_keys
+    from ...service.endpoint import make_keys
 
     make_keys(folder)
     if as_json:

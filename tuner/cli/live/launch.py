@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerotune.store.errors import UntrustedError, UserError
-from zerotune.tuner.cli.fleet_options import (
+from ....store.errors import UntrustedError, UserError
+from ..fleet_options import (
     BookKey,
     BookUrl,
     Contributor,
@@ -23,10 +23,10 @@ from zerotune.tuner.cli.fleet_options import (
     fleet_arguments,
     refuse_impossible,
 )
-from zerotune.tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, a_job_name
-from zerotune.tuner.cli.paths import output_file, store_path, to_be_named
-from zerotune.tuner.cli.sizes import megabytes
-from zerotune.tuner.cli.trial_options import (
+from ..options import CurveKeys, Endpoint, FabricName, StorePath, a_job_name
+from ..paths import output_file, store_path, to_be_named
+from ..sizes import megabytes
+from ..trial_options import (
     BudgetPercent,
     MemoryThreshold,
     NoExplore,
@@ -38,7 +38,7 @@ from zerotune.tuner.cli.trial_options import (
 )
 
 if TYPE_CHECKING:
-    from zerotune.store.wire import StatusReply
+    from ....store.wire import StatusReply
 
 IDLE_EXIT_S = 1800.0
 """A daemon that we start ends after this time without a rank: big models are loaded for minutes before they train."""
@@ -112,11 +112,11 @@ def launch(
 
     Without a GPU: zerotune launch --fabric ethernet_boxes -- torchrun --nproc-per-node 2 train.py
     """
-    from zerotune.agent import launch as launching
-    from zerotune.agent import vigil
-    from zerotune.store.paths import check_endpoint
-    from zerotune.tuner.client.holders import holder_of
-    from zerotune.tuner.client.status import fetch_status, no_answer
+    from ....agent import launch as launching
+    from ....agent import vigil
+    from ....store.paths import check_endpoint
+    from ...client.holders import holder_of
+    from ...client.status import fetch_status, no_answer
 
     request = launching.LaunchRequest(
         command, fabric, endpoint, agent,
@@ -165,7 +165,7 @@ def launch(
     shared = fleet_arguments(fleet, contributor, book, book_key)
     if start_daemon:
         if listen is not None:
-            from zerotune.tuner.service.endpoint import check_second
+            from ...service.endpoint import check_second
 
             check_second(listen, where, curve_keys)
         refuse_impossible(fleet, book, book_key)
@@ -191,8 +191,8 @@ def launch(
     for problem in problems:
         print(f"zerotune: {problem}", file=sys.stderr)
     if starts and store_file is not None:  # so neither --no-agent nor --plan
-        from zerotune.tuner.client.background_daemon import SlowDaemonError, ensure_daemon
-        from zerotune.tuner.client.batch_job import batch_job
+        from ...client.background_daemon import SlowDaemonError, ensure_daemon
+        from ...client.batch_job import batch_job
 
         started = None
         job = batch_job()
@@ -250,7 +250,7 @@ def _unused(
     words = ["--listen", listen] if listen is not None and not answer.listen else []
     if fleet is None and book is None:
         return words
-    from zerotune.tuner.fleet.storage import shown
+    from ...fleet.storage import shown
 
     if fleet is not None and answer.fleet.url != shown(fleet):
         words += ["--fleet", shown(fleet)]
@@ -261,8 +261,8 @@ def _unused(
 
 def _ask_the_nodes_service() -> None:
     """Have it start a daemon of this user's, which then is the default one."""
-    from zerotune.agent.daemon_link.door import knock
-    from zerotune.tuner.client.background_daemon import START_TIMEOUT_S
+    from ....agent.daemon_link.door import knock
+    from ...client.background_daemon import START_TIMEOUT_S
 
     answer = knock(wait_s=START_TIMEOUT_S)
     if answer is not None and answer.problem:

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from zerotune.tuner.cli.options import AsJson, CurveKeys, Endpoint, StorePath
-from zerotune.tuner.cli.paths import endpoint_or_default, output_file, store_path, write_text
+from ..options import AsJson, CurveKeys, Endpoint, StorePath
+from ..paths import endpoint_or_default, output_file, store_path, write_text
 
 
 def metrics(
@@ -34,12 +34,12 @@ def metrics(
     """
     import json
 
-    from zerotune.store.parent_process import end_with_parent
-    from zerotune.store.sqlite.database import Store
-    from zerotune.tuner.metrics import Collector
-    from zerotune.tuner.metrics import dashboard as grafana
-    from zerotune.tuner.metrics.child import READY
-    from zerotune.tuner.metrics.server import make_server, parse_address
+    from ....store.parent_process import end_with_parent
+    from ....store.sqlite.database import Store
+    from ...metrics import Collector
+    from ...metrics import dashboard as grafana
+    from ...metrics.child import READY
+    from ...metrics.server import make_server, parse_address
 
     if dashboard is not None:
         write_text(output_file(dashboard), json.dumps(grafana(), indent=2) + "\n")

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json
-from zerotune.tuner.cli.paths import store_path
+from .. import completion
+from ..options import AsJson, StorePath, console, print_json
+from ..paths import store_path
 
 models = typer.Typer(
     help="""The fitted models.
@@ -28,8 +28,8 @@ def list_models(store: StorePath = None, fabric_id: FabricId = None, as_json: As
 
     Example: zerotune models list
     """
-    from zerotune.store.sqlite.database import Store
-    from zerotune.tuner.modeling import kept_models
+    from ....store.sqlite.database import Store
+    from ...modeling import kept_models
 
     with Store.open(store_path(store), read_only=True) as opened:
         lines = kept_models.listed(opened, fabric_id)

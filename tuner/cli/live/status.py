@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.cli.options import AsJson, CurveKeys, Endpoint, console, print_json
-from zerotune.tuner.cli.paths import endpoint_or_default
+from ....store.errors import UserError
+from ..options import AsJson, CurveKeys, Endpoint, console, print_json
+from ..paths import endpoint_or_default
 
 if TYPE_CHECKING:
-    from zerotune.tuner.offline.jobs.listing import JobLine
+    from ...offline.jobs.listing import JobLine
 
 PATIENCE_S: Final = 8.0
 """Time for a daemon that is there, but busy, to answer."""
@@ -31,8 +31,8 @@ def status(
 
     Example: zerotune status
     """
-    from zerotune.tuner.client.holders import holder_of
-    from zerotune.tuner.client.status import fetch_status, no_answer
+    from ...client.holders import holder_of
+    from ...client.status import fetch_status, no_answer
 
     if all_users:
         _show_all(as_json)
@@ -51,11 +51,11 @@ def status(
 
         print_json({**msgspec.to_builtins(reply), "last_job": last})
         return
-    from zerotune.tuner.client.status import render_status
+    from ...client.status import render_status
 
     render_status(reply, console())
     if last is not None:
-        from zerotune.tuner.offline.jobs.listing_shown import last_job_in_words
+        from ...offline.jobs.listing_shown import last_job_in_words
 
         console().print(last_job_in_words(last), markup=False, highlight=False, soft_wrap=True)
 
@@ -63,8 +63,8 @@ def status(
 def _show_all(as_json: bool) -> None:
     import msgspec
 
-    from zerotune.tuner.cli.live.all_users import all_status
-    from zerotune.tuner.client.status import render_status
+    from ...client.status import render_status
+    from .all_users import all_status
 
     replies = list(all_status())
     if as_json:
@@ -82,7 +82,7 @@ def _show_all(as_json: bool) -> None:
 
 def _last_job(store: Path) -> JobLine | None:
     """The newest job that is over, where the daemon's store can be read here."""
-    from zerotune.tuner.offline.jobs.listing import list_jobs
+    from ...offline.jobs.listing import list_jobs
 
     try:
         lines = list_jobs(store, limit=1, only_over=True) if store.exists() else []

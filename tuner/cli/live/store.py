@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerotune.store.counted import counted
-from zerotune.store.errors import UserError
-from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json, sigterm_like_ctrl_c
-from zerotune.tuner.cli.paths import output_file, store_path
+from ....store.counted import counted
+from ....store.errors import UserError
+from ..options import AsJson, StorePath, console, print_json, sigterm_like_ctrl_c
+from ..paths import output_file, store_path
 
 if TYPE_CHECKING:
-    from zerotune.store.sqlite.soundness import Soundness
+    from ....store.sqlite.soundness import Soundness
 
 store = typer.Typer(
     help="""The store's file: back it up, check it, repair it.
@@ -47,7 +47,7 @@ def backup(
 
     Example: zerotune store backup copy.db
     """
-    from zerotune.store.sqlite.backup import back_up
+    from ....store.sqlite.backup import back_up
 
     path = store_path(source)
     with sigterm_like_ctrl_c():  # what is half written goes away
@@ -67,7 +67,7 @@ def check(context: typer.Context, path: Checked = None, named: StorePath = None,
 
     Example: zerotune store check
     """
-    from zerotune.store.sqlite import soundness
+    from ....store.sqlite import soundness
 
     chosen = _chosen(context, path, named)
     with sigterm_like_ctrl_c():  # its copy of the store goes away
@@ -91,7 +91,7 @@ def repair(context: typer.Context, path: Checked = None, named: StorePath = None
 
     Example: zerotune store repair
     """
-    from zerotune.store.sqlite import soundness
+    from ....store.sqlite import soundness
 
     chosen = _chosen(context, path, named)
     with sigterm_like_ctrl_c():

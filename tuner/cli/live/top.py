@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.cli.options import AsJson, CurveKeys, Endpoint, a_number, console, print_json, sigterm_like_ctrl_c
-from zerotune.tuner.cli.paths import endpoint_or_default
+from ....store.errors import UserError
+from ..options import AsJson, CurveKeys, Endpoint, a_number, console, print_json, sigterm_like_ctrl_c
+from ..paths import endpoint_or_default
 
 
 def top(
@@ -28,7 +28,7 @@ def top(
 
     Once, for a script: zerotune top --once
     """
-    from zerotune.tuner.watching.watcher import Watcher
+    from ...watching.watcher import Watcher
 
     watcher = Watcher(endpoint_or_default(endpoint), curve_keys)
     with contextlib.closing(watcher):
@@ -39,7 +39,7 @@ def top(
 
 
 def _print(watcher: Any, *, as_json: bool) -> None:
-    from zerotune.tuner.watching.screen import screen
+    from ...watching.screen import screen
 
     snapshot = watcher.look()
     if snapshot.problem:
@@ -56,8 +56,8 @@ def _show(watcher: Any, interval_s: float) -> None:
     from rich.console import Group
     from rich.live import Live
 
-    from zerotune.tuner.watching.keyboard import pressed
-    from zerotune.tuner.watching.screen import screen
+    from ...watching.keyboard import pressed
+    from ...watching.screen import screen
 
     out = console()
     with (

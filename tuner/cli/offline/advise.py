@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerotune.store.errors import UserError
-from zerotune.store.foreign.regular_file import begin_of
-from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, JobOfStore, NicGbps, a_number, console, print_json
-from zerotune.tuner.cli.paths import output_file, store_path
+from ....store.errors import UserError
+from ....store.foreign.regular_file import begin_of
+from .. import completion
+from ..options import AsJson, JobOfStore, NicGbps, a_number, console, print_json
+from ..paths import output_file, store_path
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from zerotune.tuner.advice.problem import Problem
-    from zerotune.tuner.offline.advise.measured import Facts
+    from ...advice.problem import Problem
+    from ...offline.advise.measured import Facts
 
 _RECOMPUTES = ("none", "half", "full")
 _FRAMEWORKS = ("fsdp2", "deepspeed", "zero_runtime")
@@ -106,12 +106,12 @@ def advise(
     """
     from msgspec import structs
 
-    from zerotune.tuner.advice.constants import DEFAULT
-    from zerotune.tuner.advice.hardware.clusters import cluster
-    from zerotune.tuner.advice.problem import Problem
-    from zerotune.tuner.advice.search import STAGES, Wanted, search
-    from zerotune.tuner.advice.snippets import FRAMEWORKS, snippet
-    from zerotune.tuner.offline.advise import document, shown
+    from ...advice.constants import DEFAULT
+    from ...advice.hardware.clusters import cluster
+    from ...advice.problem import Problem
+    from ...advice.search import STAGES, Wanted, search
+    from ...advice.snippets import FRAMEWORKS, snippet
+    from ...offline.advise import document, shown
 
     if config is not None and (as_json or picture is not None):
         raise UserError("--config prints what is to be pasted and nothing else", "leave out --json and --picture")
@@ -146,7 +146,7 @@ def advise(
     if measured is None and of_a_job:
         raise UserError(f"{of_a_job} says what was measured", "name a store or a trace with --measured")
     if measured is not None:
-        from zerotune.tuner.offline.advise import measured as measurements
+        from ...offline.advise import measured as measurements
 
         if _is_book(measured):
             if of_a_job:
@@ -170,16 +170,16 @@ def advise(
     named = model or f"{layers} layers of {hidden}"
     advice = document.advice(problem, choices, named, sentences, gpu_was_named=gpu is not None)
     if picture is not None:
-        from zerotune.tuner.offline.advise.picture import draw
-        from zerotune.tuner.offline.plots import save
+        from ...offline.advise.picture import draw
+        from ...offline.plots import save
 
         save(draw(problem, choices, wanted), output_file(picture))
     print_json(advice) if as_json else shown.render(advice, console())
 
 
 def _watch(problem: Problem, path: Path, job: str | None, ran: str, as_json: bool) -> None:
-    from zerotune.tuner.offline.advise import watch
-    from zerotune.tuner.offline.advise.measured import parse_ran
+    from ...offline.advise import watch
+    from ...offline.advise.measured import parse_ran
 
     running = parse_ran(ran)
     for news in watch.watch(problem, path, job, running):
@@ -187,7 +187,7 @@ def _watch(problem: Problem, path: Path, job: str | None, ran: str, as_json: boo
 
 
 def _is_book(path: Path) -> bool:
-    from zerotune.tuner.fleet import is_book
+    from ...fleet import is_book
 
     try:
         return is_book(begin_of(path, 64))
@@ -196,9 +196,9 @@ def _is_book(path: Path) -> bool:
 
 
 def _facts_and_rows(path: Path, fabric_id: str | None) -> tuple[Facts, NDArray[np.void]]:
-    from zerotune.tuner.fleet import READING, check_installed
+    from ...fleet import READING, check_installed
 
     check_installed("a book", READING)
-    from zerotune.tuner.fleet.reading import default_rows, read_book
+    from ...fleet.reading import default_rows, read_book
 
     return default_rows(read_book(str(path)), str(path), fabric_id)

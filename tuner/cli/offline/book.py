@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from zerotune.store.counted import counted
-from zerotune.tuner.cli.options import AsJson, console, print_json, progress_console
-from zerotune.tuner.cli.paths import output_file
+from ....store.counted import counted
+from ..options import AsJson, console, print_json, progress_console
+from ..paths import output_file
 
 book = typer.Typer(
     help="""What the fleet learned, as one signed file (docs/operate/fleet.md): make it, look at it, compare.
@@ -35,10 +35,10 @@ def key(
 
     Example: zerotune book key book.key
     """
-    from zerotune.tuner.fleet import KEYS, check_installed
+    from ...fleet import KEYS, check_installed
 
     check_installed("book key", KEYS)
-    from zerotune.tuner.fleet.signing import make_key, public_path
+    from ...fleet.signing import make_key, public_path
 
     public = make_key(file)
     if as_json:
@@ -69,12 +69,12 @@ def build(
 
     Example: zerotune book build s3://bucket/zerotune --out fleet.book --sign book.key
     """
-    from zerotune.tuner.fleet import check_installed
+    from ...fleet import check_installed
 
     check_installed("book build")
-    from zerotune.tuner.fleet.building import build as build_book
-    from zerotune.tuner.fleet.signing import Signer, listed_keys
-    from zerotune.tuner.service.daemon_status import version
+    from ...fleet.building import build as build_book
+    from ...fleet.signing import Signer, listed_keys
+    from ...service.daemon_status import version
 
     signer = None if sign is None else Signer.from_file(sign)
     listed = None if contributors is None else listed_keys(contributors)
@@ -119,11 +119,11 @@ def show(
 
     Example: zerotune book show fleet.book --book-key book.key.pub
     """
-    from zerotune.tuner.fleet import READING, check_installed
+    from ...fleet import READING, check_installed
 
     check_installed("book show", READING)
-    from zerotune.tuner.fleet import reading
-    from zerotune.tuner.fleet.signing import Verifier
+    from ...fleet import reading
+    from ...fleet.signing import Verifier
 
     verifier = None if book_key is None else Verifier.of(book_key)
     found = reading.read_book(file, verifier)
@@ -143,10 +143,10 @@ def diff(
 
     Example: zerotune book diff old.book fleet.book
     """
-    from zerotune.tuner.fleet import READING, check_installed
+    from ...fleet import READING, check_installed
 
     check_installed("book diff", READING)
-    from zerotune.tuner.fleet import reading
+    from ...fleet import reading
 
     found = list(reading.differences(reading.read_book(before), reading.read_book(after)))
     if as_json:

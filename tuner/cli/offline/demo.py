@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zerotune.tuner.cli.options import FabricName, console, sigterm_like_ctrl_c
+from ..options import FabricName, console, sigterm_like_ctrl_c
 
 
 def demo(
@@ -19,7 +19,7 @@ def demo(
 
     Example: zerotune demo --out run
     """
-    from zerotune.tuner.demo import demo as demonstration
+    from ...demo import demo as demonstration
 
     with sigterm_like_ctrl_c():
         try:

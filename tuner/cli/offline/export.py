@@ -9,11 +9,11 @@ from typing import Annotated, Final
 
 import typer
 
-from zerotune.store.counted import counted
-from zerotune.store.errors import UserError
-from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, StorePath
-from zerotune.tuner.cli.paths import output_file, store_path
+from ....store.counted import counted
+from ....store.errors import UserError
+from .. import completion
+from ..options import AsJson, StorePath
+from ..paths import output_file, store_path
 
 _TABLES: Final = ("nvidia-csv", "rccl-csv", "ncclx-csv", "ncclx-json")
 
@@ -66,8 +66,8 @@ def export(
 
     For Perfetto: zerotune export timeline.json.gz --to chrome --trace traces/
     """
-    from zerotune.tuner.offline import export as exporting
-    from zerotune.tuner.offline.chrome_trace import export_chrome_trace
+    from ...offline import export as exporting
+    from ...offline.chrome_trace import export_chrome_trace
 
     formats: dict[str, Callable[[Path, Path, str | None], list[str]]] = {
         "plan": exporting.export_plan,
@@ -100,14 +100,14 @@ def export(
 
 
 def _write_book(to: str, out: Path, book: str, book_key: str | None, fabric_id: str | None) -> list[str]:
-    from zerotune.tuner.fleet import READING, check_installed
+    from ...fleet import READING, check_installed
 
     check_installed("--book", READING)
-    from zerotune.store.plan_file import PlanFile, write_plan
-    from zerotune.store.records import Plan
-    from zerotune.tuner.fleet import reading
-    from zerotune.tuner.fleet.signing import Verifier
-    from zerotune.tuner.offline import tuner_tables
+    from ....store.plan_file import PlanFile, write_plan
+    from ....store.records import Plan
+    from ...fleet import reading
+    from ...fleet.signing import Verifier
+    from ...offline import tuner_tables
 
     found = reading.read_book(book, None if book_key is None else Verifier.of(book_key))
     fabric_id, rows = reading.plan_rows(found, book, fabric_id)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, StorePath, console, progress_console
-from zerotune.tuner.cli.paths import store_path
+from .. import completion
+from ..options import AsJson, StorePath, console, progress_console
+from ..paths import store_path
 
 if TYPE_CHECKING:
-    from zerotune.store.records import Collective
+    from ....store.records import Collective
 
 FormatName = Annotated[
     str | None,
@@ -34,9 +34,9 @@ CollectiveName = Annotated[
 
 def collective_named(name: str | None) -> Collective | None:
     """The collective of any usual spelling; UserError when there is none of that name."""
-    from zerotune.agent.nccl.catalog import find_collective
-    from zerotune.store.errors import UserError
-    from zerotune.store.records import Collective
+    from ....agent.nccl.catalog import find_collective
+    from ....store.errors import UserError
+    from ....store.records import Collective
 
     if name is None:
         return None
@@ -86,8 +86,8 @@ def import_(
     Exit code 2: the file cannot be read, is of no known format, holds nothing that can be used, or an option cannot
     be true of it.
     """
-    from zerotune.tuner.offline.importing import command as importing
-    from zerotune.tuner.offline.importing import messages
+    from ...offline.importing import command as importing
+    from ...offline.importing import messages
 
     try:
         with progress_console().status(f"reading {path}"):

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, console, print_json
+from ....store.errors import UserError
+from .. import completion
+from ..options import AsJson, console, print_json
 
 
 def memory(
@@ -31,7 +31,7 @@ def memory(
 
     Example: zerotune memory --model 7.5B --ranks 64
     """
-    from zerotune.tuner.offline import memory_report, overlap_report
+    from ...offline import memory_report, overlap_report
 
     if overlap and model is not None:
         raise UserError(f"--overlap does not use --model {model}", "leave --model out, or --overlap")

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.nccl_library import NcclLibrary, nccl_library
-from zerotune.tuner.cli.options import AsJson, NicGbps, console, print_json
-from zerotune.tuner.cli.paths import output_file
-from zerotune.tuner.cli.sizes import a_size
+from ....store.errors import UserError
+from .. import completion
+from ..nccl_library import NcclLibrary, nccl_library
+from ..options import AsJson, NicGbps, console, print_json
+from ..paths import output_file
+from ..sizes import a_size
 
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 _TUNED = _COLLECTIVES[:3]
@@ -61,12 +61,12 @@ def nccl(
 
     Example: zerotune nccl dgx_h100 --nodes 2
     """
-    from zerotune.agent.nccl.mock_cuda.machine import connect, read_machine
-    from zerotune.agent.nccl.twin.machines import MACHINES
-    from zerotune.agent.nccl.twin.twin import Cluster, topology_file
-    from zerotune.store.records import Collective, CommunicatorClass
-    from zerotune.tuner.advice.hardware.gpus import gpu as find_gpu
-    from zerotune.tuner.offline.nccl_choices import choices, plan_check, render
+    from ....agent.nccl.mock_cuda.machine import connect, read_machine
+    from ....agent.nccl.twin.machines import MACHINES
+    from ....agent.nccl.twin.twin import Cluster, topology_file
+    from ....store.records import Collective, CommunicatorClass
+    from ...advice.hardware.gpus import gpu as find_gpu
+    from ...offline.nccl_choices import choices, plan_check, render
 
     if topology == "list":
         titles = {name: machine.title for name, machine in MACHINES.items()}
@@ -80,7 +80,7 @@ def nccl(
         connect(machine, topology, nodes)
         cluster = Cluster(path, nodes, ranks_per_node or len(machine.gpus))
         if plan is not None:
-            from zerotune.tuner.offline.replay.plans import plan_rows
+            from ...offline.replay.plans import plan_rows
 
             rows = plan_rows(plan, [CommunicatorClass(cluster.n_ranks, cluster.n_nodes)])
             rows = rows if plan.suffix == ".json" else plan_check.without_phases(rows)
@@ -92,8 +92,8 @@ def nccl(
         before = choices.ask(found_library, cluster, wanted, sizes)
         after = choices.ask(nccl_library(against), cluster, wanted, sizes) if against is not None else None
     if picture is not None:
-        from zerotune.tuner.offline.nccl_choices.picture import picture_of
-        from zerotune.tuner.offline.plots import save
+        from ...offline.nccl_choices.picture import picture_of
+        from ...offline.plots import save
 
         save(picture_of(before), output_file(picture))
     changed = list(choices.changes(before, after)) if after is not None else []

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.offline.report import A_TRACE, Summaries, Traces
-from zerotune.tuner.cli.options import AsJson, JobOfStore, StorePath
-from zerotune.tuner.cli.paths import output_file, store_path
+from ....store.errors import UserError
+from .. import completion
+from ..options import AsJson, JobOfStore, StorePath
+from ..paths import output_file, store_path
+from .report import A_TRACE, Summaries, Traces
 
 NAMES = ("steps", "exposed", "timeline", "ranks", "winners", "regret", "memory")
 _OF_TRACES = ("timeline", "ranks")
@@ -39,9 +39,9 @@ def plot(
     """
     import json
 
-    from zerotune.tuner.offline.plots import save
-    from zerotune.tuner.offline.report.facts import TRAIN_FIRST, gather, untrained
-    from zerotune.tuner.offline.report.pictures import pictures
+    from ...offline.plots import save
+    from ...offline.report.facts import TRAIN_FIRST, gather, untrained
+    from ...offline.report.pictures import pictures
 
     facts = gather(store_path(store), job, summary or (), trace or ())
     drawn, missing = pictures(facts)

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.offline.import_ import CollectiveName, FormatName, collective_named
-from zerotune.tuner.cli.options import AsJson, JobOfTrace, StorePath, console, progress_console
-from zerotune.tuner.cli.paths import store_path
-from zerotune.tuner.cli.sizes import megabytes
+from .. import completion
+from ..options import AsJson, JobOfTrace, StorePath, console, progress_console
+from ..paths import store_path
+from ..sizes import megabytes
+from .import_ import CollectiveName, FormatName, collective_named
 
 
 def replay(
@@ -67,9 +67,9 @@ def replay(
 
     What if: zerotune replay traces/ --ranks 1024 --on-fabric h100_ib_16 --bucket-mb 50 --stage 2
     """
-    from zerotune.agent.nccl import fabric as fabrics
-    from zerotune.tuner.offline import replay as replaying
-    from zerotune.tuner.offline.jobs.finding import id_of
+    from ....agent.nccl import fabric as fabrics
+    from ...offline import replay as replaying
+    from ...offline.jobs.finding import id_of
 
     change = replaying.JobChange(
         n_ranks=n_ranks,

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from zerotune.tuner.cli.options import AsJson, JobOfStore, StorePath
-from zerotune.tuner.cli.paths import output_file, store_path
+from ..options import AsJson, JobOfStore, StorePath
+from ..paths import output_file, store_path
 
 Traces = Annotated[
     list[Path] | None,
@@ -35,7 +35,7 @@ def report(
 
     Example: zerotune report report.html --trace traces/
     """
-    from zerotune.tuner.offline.report import gather, write_page
+    from ...offline.report import gather, write_page
 
     facts = gather(store_path(store), job, summary or (), trace or ())
     out = output_file(out)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.cli.offline.import_ import FormatName
-from zerotune.tuner.cli.options import AsJson, JobOfTrace, console, print_json, progress_console
-from zerotune.tuner.cli.paths import store_path
+from ....store.errors import UserError
+from ..options import AsJson, JobOfTrace, console, print_json, progress_console
+from ..paths import store_path
+from .import_ import FormatName
 
 if TYPE_CHECKING:
-    from zerotune.tuner.fingerprint.labels import Shown
-    from zerotune.tuner.offline.stage_command import Recognition
+    from ...fingerprint.labels import Shown
+    from ...offline.stage_command import Recognition
 
 stage = typer.Typer(
     help="""The stage fingerprint: show its weights, test it on a trace.
@@ -30,7 +30,7 @@ def show(as_json: AsJson = False) -> None:
 
     Example: zerotune stage show
     """
-    from zerotune.tuner.offline import stage_command
+    from ...offline import stage_command
 
     one = stage_command.shipped_weights()
     if as_json:
@@ -62,9 +62,9 @@ def try_trace(
 
     Example: zerotune stage test traces/job.rank00000.zttrace
     """
-    from zerotune.tuner.client.status import in_words
-    from zerotune.tuner.offline import stage_command
-    from zerotune.tuner.offline.jobs.finding import id_of
+    from ...client.status import in_words
+    from ...offline import stage_command
+    from ...offline.jobs.finding import id_of
 
     for trace in traces:
         if not trace.exists():

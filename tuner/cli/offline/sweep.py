@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, FabricName, StorePath, console, progress_console, sigterm_like_ctrl_c
-from zerotune.tuner.cli.paths import store_path
-from zerotune.tuner.cli.sizes import a_size
+from ....store.errors import UserError
+from .. import completion
+from ..options import AsJson, FabricName, StorePath, console, progress_console, sigterm_like_ctrl_c
+from ..paths import store_path
+from ..sizes import a_size
 
 
 def sweep(
@@ -62,7 +62,7 @@ def sweep(
 
     Before and after an update: zerotune sweep --compare sweep-20261121-105757 sweep-20261122-090000
     """
-    from zerotune.tuner.offline import sweep as sweeping
+    from ...offline import sweep as sweeping
 
     if compare is not None:
         if fabric is not None or full or fresh or budget is not None:

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, FabricName, StorePath, console, print_json
-from zerotune.tuner.cli.paths import store_path
-from zerotune.tuner.cli.sizes import parse_bytes
+from ....store.errors import UserError
+from .. import completion
+from ..options import AsJson, FabricName, StorePath, console, print_json
+from ..paths import store_path
+from ..sizes import parse_bytes
 
 _MAX_NODES = 1 << 16
 _TUNED = ("all_gather", "reduce_scatter", "all_reduce")
@@ -44,9 +44,9 @@ def table(
 
     Without any job: zerotune table --fabric h100_ib_16
     """
-    from zerotune.agent.nccl.catalog import parse_collective
-    from zerotune.tuner.offline.choice_table import choice_table
-    from zerotune.tuner.offline.choice_table_shown import render
+    from ....agent.nccl.catalog import parse_collective
+    from ...offline.choice_table import choice_table
+    from ...offline.choice_table_shown import render
 
     counts, n_bytes = None if nodes is None else _counts(nodes), None if sizes is None else _sizes(sizes)
     wanted = [parse_collective(name) for name in dict.fromkeys(collective or _TUNED)]

@@ -12,9 +12,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import Stage
-from zerotune.tuner.fingerprint.encoding import arrays
-from zerotune.tuner.fingerprint.encoding.features import (
+from ....store.records import Stage
+from ..labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
+from ..steps.anatomy import MIN_IN_A_ROW, REDUCE, ROOTED, SCATTER, Floats, Step
+from . import arrays
+from .features import (
     FEATURES_VERSION,
     N_FRAME,
     N_SUMMARY,
@@ -23,8 +25,6 @@ from zerotune.tuner.fingerprint.encoding.features import (
     rounds,
     summary,
 )
-from zerotune.tuner.fingerprint.labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
-from zerotune.tuner.fingerprint.steps.anatomy import MIN_IN_A_ROW, REDUCE, ROOTED, SCATTER, Floats, Step
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]
 

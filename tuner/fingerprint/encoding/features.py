@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.tuner.fingerprint.steps.anatomy import (
+from ..steps.anatomy import (
     GATHER,
     N_ROLES,
     REDUCE,

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from zerotune.tuner.fingerprint.encoding.encoders import LstmEncoder
+from .encoders import LstmEncoder
 
 _log = logging.getLogger("zerotune.stage")
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from zerotune.tuner.fingerprint.steps.anatomy import Ints, period_of
+from .anatomy import Ints, period_of
 
 MIN_ROUNDS: Final = 3
 """Least rounds that vote: two that differ do not show which is right."""

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import Collective
+from ....store.records import Collective
 
 MAX_BYTES: Final = (1 << 58) - 1
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.tuner.fingerprint.steps.alignment import distances, find_consensus, paired, voted_again
+from .alignment import distances, find_consensus, paired, voted_again
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

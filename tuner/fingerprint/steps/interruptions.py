@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import Collective
-from zerotune.tuner.fingerprint.steps.anatomy import TINY_BYTES, Floats, Ints
+from ....store.records import Collective
+from .anatomy import TINY_BYTES, Floats, Ints
 
 MAX_HELD: Final = 8192
 """Calls that are held back at most; of a longer stretch the end is kept."""

@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from zerotune.store.records import BASELINE, OF_JOB, Candidate, Decision, DecisionKind
-from zerotune.tuner.learning.explaining.words import Z_90
-from zerotune.tuner.learning.policy.choice import Event
-from zerotune.tuner.learning.policy.keys import CandidateTable, KeyState
-from zerotune.tuner.learning.policy.observations import CallEvidence
-from zerotune.tuner.modeling.features import Floats
+from ....store.records import BASELINE, OF_JOB, Candidate, Decision, DecisionKind
+from ...modeling.features import Floats
+from ..policy.choice import Event
+from ..policy.keys import CandidateTable, KeyState
+from ..policy.observations import CallEvidence
+from .words import Z_90
 
 
 class _Measured(NamedTuple):

@@ -10,19 +10,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotune.store.records import Candidate, Decision, DecisionKey, Exposure, HowKnown, MissingEvidence, Plan, Stage
-from zerotune.tuner.fingerprint import StageFingerprint
-from zerotune.tuner.learning.explaining import decision_records
-from zerotune.tuner.learning.policy.accounting import TrialAccounting
-from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.choice import Event, Policy
-from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState
-from zerotune.tuner.learning.policy.overrides import EXPLORING
-from zerotune.tuner.learning.policy.plans import Plans
-from zerotune.tuner.learning.policy.risk import Budget
-from zerotune.tuner.learning.policy.step_guard import StepFeedback
-from zerotune.tuner.learning.policy.surrogate import Surrogate
-from zerotune.tuner.modeling.features import CostPrior
+from ....store.records import Candidate, Decision, DecisionKey, Exposure, HowKnown, MissingEvidence, Plan, Stage
+from ...fingerprint import StageFingerprint
+from ...modeling.features import CostPrior
+from ..policy.accounting import TrialAccounting
+from ..policy.change_detection import Regimes
+from ..policy.choice import Event, Policy
+from ..policy.keys import CandidateTables, KeyState
+from ..policy.overrides import EXPLORING
+from ..policy.plans import Plans
+from ..policy.risk import Budget
+from ..policy.step_guard import StepFeedback
+from ..policy.surrogate import Surrogate
+from . import decision_records
 
 Reasons = Mapping[Candidate, str]
 

@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from zerotune.store.records import BASELINE, Decision, DecisionKind, Plan
-from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.explaining.words import Z_90
-from zerotune.tuner.learning.policy.choice import Event
-from zerotune.tuner.learning.policy.keys import KeyState
-from zerotune.tuner.modeling.posterior import expected_improvement
+from ....store.records import BASELINE, Decision, DecisionKind, Plan
+from ...modeling.posterior import expected_improvement
+from ..brain import Brain
+from ..policy.choice import Event
+from ..policy.keys import KeyState
+from .words import Z_90
 
 FIRST_SUMMARY_STEP: Final = 50
 """The first summary comes after so many steps, each further one after twice as many."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from zerotune.store.records import Candidate
+from ....store.records import Candidate
 
 Z_90: Final = 1.645
 """Standard deviations to either side that hold 90 %."""

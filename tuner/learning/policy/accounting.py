@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import Candidate
-from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT, ChangeDetector, StepMeans
-from zerotune.tuner.learning.policy.keys import Family, KeyState
-from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, KEPT, LEAST_NOISE, Calls, StepSums, grouped
-from zerotune.tuner.learning.policy.risk import LOG_CATASTROPHE, Budget
-from zerotune.tuner.learning.policy.surrogate import Surrogate
-from zerotune.tuner.modeling.features import NO_CELL, Floats, Ints
+from ....store.records import Candidate
+from ...modeling.features import NO_CELL, Floats, Ints
+from .change_detection import MIN_SHIFT, ChangeDetector, StepMeans
+from .keys import Family, KeyState
+from .observations import CLIP, ENOUGH, KEPT, LEAST_NOISE, Calls, StepSums, grouped
+from .risk import LOG_CATASTROPHE, Budget
+from .surrogate import Surrogate
 
 Flags = npt.NDArray[np.bool_]
 

@@ -14,11 +14,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from zerotune.store.records import BASELINE, Candidate
-from zerotune.tuner.learning.explaining.words import predicted, saved
-from zerotune.tuner.learning.policy.keys import KeyState
-from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.observations import (
+from ....store.records import BASELINE, Candidate
+from ...modeling.features import Floats, cell_of
+from ...modeling.posterior import expected_excess, expected_improvement
+from ..explaining.words import predicted, saved
+from .keys import KeyState
+from .memory import MemoryGate
+from .observations import (
     HORIZON_STEPS,
     MIN_GAIN,
     VERIFIED,
@@ -26,10 +28,8 @@ from zerotune.tuner.learning.policy.observations import (
     Contrast,
     level_of,
 )
-from zerotune.tuner.learning.policy.risk import Budget, TrialCost
-from zerotune.tuner.learning.policy.surrogate import Surrogate
-from zerotune.tuner.modeling.features import Floats, cell_of
-from zerotune.tuner.modeling.posterior import expected_excess, expected_improvement
+from .risk import Budget, TrialCost
+from .surrogate import Surrogate
 
 WORTHWHILE: Final = 0.003
 """A trial must be expected to gain as much (log) beyond MIN_GAIN, nothing where it turns out slower."""

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from zerotune.tuner.learning.knowledge import RERUN_STD
-from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS, LEAST_NOISE, CallEvidence, Columns
-from zerotune.tuner.modeling.features import Floats, Ints
+from ...modeling.features import Floats, Ints
+from ..knowledge import RERUN_STD
+from .observations import CLIP, ENOUGH, HORIZON_STEPS, LEAST_NOISE, CallEvidence, Columns
 
 ALLOWANCE: Final = 0.75
 """Noise scales: half of a change by 5 % where steps scatter by 3 %, as Page-Hinkley has it."""

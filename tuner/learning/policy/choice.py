@@ -15,22 +15,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
-from zerotune.store.records import BASELINE, SIZE_CLASSES_PER_OCTAVE, Candidate, DecisionKind
-from zerotune.tuner.learning.explaining.words import comparison, saved
-from zerotune.tuner.learning.knowledge import Promising
-from zerotune.tuner.learning.policy.acquisition import (
+from ....store.records import BASELINE, SIZE_CLASSES_PER_OCTAVE, Candidate, DecisionKind
+from ..explaining.words import comparison, saved
+from ..knowledge import Promising
+from .acquisition import (
     TRIAL_STEPS,
     Option,
     Options,
     TrialVerdict,
     judge,
 )
-from zerotune.tuner.learning.policy.keys import NO_PREDICTION, KeyState, WindowOwner
-from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
-from zerotune.tuner.learning.policy.overrides import Setting, Window, usual, what_runs
-from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, LOG_CATASTROPHE, Budget, TrialCost
-from zerotune.tuner.learning.policy.surrogate import Surrogate
+from .keys import NO_PREDICTION, KeyState, WindowOwner
+from .memory import MemoryGate
+from .observations import AT_ONCE, CallEvidence
+from .overrides import Setting, Window, usual, what_runs
+from .risk import FIRST_LOOK_STEPS, LOG_CATASTROPHE, Budget, TrialCost
+from .surrogate import Surrogate
 
 MAX_NEW_TRIALS: Final = 8
 """Keys looked at for a trial in one window."""

@@ -11,8 +11,8 @@ import random
 from collections.abc import Hashable
 from typing import Final
 
-from zerotune.store.step_times import LEAST_BLOCKS, NEIGHBOURS
-from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS
+from ....store.step_times import LEAST_BLOCKS, NEIGHBOURS
+from .risk import FIRST_LOOK_STEPS
 
 FIRST_GAP: Final = 7.0
 """Steps from the first windows' last neighbours to the next one's first, on average: trials go on in these."""

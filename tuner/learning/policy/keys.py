@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.agent.nccl import catalog
-from zerotune.agent.nccl.catalog import CHANNEL_LADDER
-from zerotune.agent.nccl.cost_model import channels_used
-from zerotune.store.records import (
+from ....agent.nccl import catalog
+from ....agent.nccl.catalog import CHANNEL_LADDER
+from ....agent.nccl.cost_model import channels_used
+from ....store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -28,11 +28,11 @@ from zerotune.store.records import (
     Protocol,
     size_class,
 )
-from zerotune.tuner.learning.knowledge import MIDDLING_BYTES, Knowledge
-from zerotune.tuner.learning.policy.observations import AT_ONCE, ENOUGH, Columns
-from zerotune.tuner.modeling.equal_channels import asked_for
-from zerotune.tuner.modeling.features import NO_CELL, CostPrior, Floats, Ints, cell_of, key_codes, key_of, size_classes
-from zerotune.tuner.modeling.posterior import Column
+from ...modeling.equal_channels import asked_for
+from ...modeling.features import NO_CELL, CostPrior, Floats, Ints, cell_of, key_codes, key_of, size_classes
+from ...modeling.posterior import Column
+from ..knowledge import MIDDLING_BYTES, Knowledge
+from .observations import AT_ONCE, ENOUGH, Columns
 
 
 class CandidateTable(NamedTuple):

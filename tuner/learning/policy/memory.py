@@ -21,9 +21,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.agent.nccl import memory
-from zerotune.agent.nccl.catalog import TUNABLE
-from zerotune.store.records import (
+from ....agent.nccl import memory
+from ....agent.nccl.catalog import TUNABLE
+from ....store.records import (
     BASELINE,
     SIZE_CLASSES_PER_OCTAVE,
     Algorithm,
@@ -35,10 +35,10 @@ from zerotune.store.records import (
     PlanRow,
     size_class_floor,
 )
-from zerotune.tuner.learning.policy.keys import Family, KeyState
-from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, MIN_GAIN
-from zerotune.tuner.learning.policy.surrogate import Surrogate
-from zerotune.tuner.modeling.features import cell_of
+from ...modeling.features import cell_of
+from .keys import Family, KeyState
+from .observations import HORIZON_STEPS, MIN_GAIN
+from .surrogate import Surrogate
 
 RELEASE: Final = 0.02
 """Memory counts as short until the pressure is so far below the threshold: no flapping at its edge."""

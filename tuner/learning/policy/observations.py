@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from zerotune.store.records import Candidate
-from zerotune.tuner.modeling.features import Floats, Ints, cell_of
+from ....store.records import Candidate
+from ...modeling.features import Floats, Ints, cell_of
 
 AT_ONCE: Final = 48
 """Settings, keys or sizes that one look deals with at most, as others may wait for the next: bounds its time."""

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import BASELINE, Candidate
-from zerotune.tuner.learning.policy.keys import KeyState, WindowOwner
+from ....store.records import BASELINE, Candidate
+from .keys import KeyState, WindowOwner
 
 
 class Override(IntEnum):

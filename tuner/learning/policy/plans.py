@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import (
+from ....store.records import (
     BASELINE,
     Candidate,
     Collective,
@@ -22,14 +22,14 @@ from zerotune.store.records import (
     PlanRow,
     size_class_range,
 )
-from zerotune.store.step_times import NEIGHBOURS
-from zerotune.tuner.learning.policy.keys import KeyState
-from zerotune.tuner.learning.policy.memory import covering
-from zerotune.tuner.learning.policy.observations import ENOUGH, HORIZON_STEPS, CallEvidence
-from zerotune.tuner.learning.policy.overrides import TENTATIVE, Override, Setting
-from zerotune.tuner.learning.policy.risk import RollbackLatency
-from zerotune.tuner.learning.policy.surrogate import Surrogate
-from zerotune.tuner.modeling.features import Ints
+from ....store.step_times import NEIGHBOURS
+from ...modeling.features import Ints
+from .keys import KeyState
+from .memory import covering
+from .observations import ENOUGH, HORIZON_STEPS, CallEvidence
+from .overrides import TENTATIVE, Override, Setting
+from .risk import RollbackLatency
+from .surrogate import Surrogate
 
 Overrides = npt.NDArray[np.int8]
 

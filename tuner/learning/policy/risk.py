@@ -13,10 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.tuner.learning.explaining.words import Z_90
-from zerotune.tuner.learning.policy.keys import Traffic
-from zerotune.tuner.learning.policy.observations import StepSums
-from zerotune.tuner.modeling.features import Floats, Ints
+from ...modeling.features import Floats, Ints
+from ..explaining.words import Z_90
+from .keys import Traffic
+from .observations import StepSums
 
 CATASTROPHIC_RATIO: Final = 2.0
 """What takes so many times as long as the incumbent is a catastrophe: not tried again."""

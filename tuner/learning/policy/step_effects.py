@@ -18,8 +18,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
-from zerotune.tuner.learning.policy.observations import (
+from ...modeling.features import Floats
+from ...modeling.kalman_filter import KalmanFilter
+from .change_detection import MIN_SHIFT
+from .observations import (
     CLIP,
     ENOUGH,
     HORIZON_STEPS,
@@ -28,9 +30,7 @@ from zerotune.tuner.learning.policy.observations import (
     StepSums,
     contrast_of,
 )
-from zerotune.tuner.learning.policy.risk import LEARNED
-from zerotune.tuner.modeling.features import Floats
-from zerotune.tuner.modeling.kalman_filter import KalmanFilter
+from .risk import LEARNED
 
 RECENT_STEPS: Final = 32
 """Newest steps, which say how long one takes now; an experiment lasts no longer. Twice as many compare what was

@@ -18,16 +18,17 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from zerotune.store.records import DecisionKind, StepRecord
-from zerotune.tuner.learning.explaining.words import pace, slower_steps
-from zerotune.tuner.learning.policy.accounting import CONFIRMED, TrialAccounting
-from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
-from zerotune.tuner.learning.policy.choice import Event, Policy
-from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, FALSE_PROMOTION, HORIZON_STEPS
-from zerotune.tuner.learning.policy.overrides import CHARGED, Override, Setting
-from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
-from zerotune.tuner.learning.policy.risk import ANY_SHARE
-from zerotune.tuner.learning.policy.step_effects import (
+from ....store.records import DecisionKind, StepRecord
+from ...modeling.features import Ints
+from ..explaining.words import pace, slower_steps
+from .accounting import CONFIRMED, TrialAccounting
+from .change_detection import MIN_SHIFT
+from .choice import Event, Policy
+from .observations import CLIP, ENOUGH, FALSE_PROMOTION, HORIZON_STEPS
+from .overrides import CHARGED, Override, Setting
+from .plans import PlanInForce, Plans
+from .risk import ANY_SHARE
+from .step_effects import (
     LEAST_DRIFT,
     LEAST_EFFECT,
     RECENT_STEPS,
@@ -39,8 +40,7 @@ from zerotune.tuner.learning.policy.step_effects import (
     in_pairs,
     of_key,
 )
-from zerotune.tuner.learning.policy.variants import Variants
-from zerotune.tuner.modeling.features import Ints
+from .variants import Variants
 
 SUSPECTED: Final = 0.5
 """Error level at which steps must seem slower with what explores for an experiment to begin."""

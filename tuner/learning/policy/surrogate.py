@@ -6,12 +6,12 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.store.records import SIZE_CLASSES_PER_OCTAVE, Candidate
-from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState
-from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
-from zerotune.tuner.modeling.features import Floats, Ints
-from zerotune.tuner.modeling.posterior import Column, Known, condition
+from ....store.records import SIZE_CLASSES_PER_OCTAVE, Candidate
+from ...modeling.features import Floats, Ints
+from ...modeling.posterior import Column, Known, condition
+from .change_detection import Regimes
+from .keys import CandidateTables, KeyState
+from .observations import AT_ONCE, CallEvidence
 
 CARRIED_STD: Final = 0.25
 """How far (log) a setting may be from what another network measured besides: not all settings suffer alike."""

@@ -15,15 +15,16 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.store.records import Candidate, DecisionKind
-from zerotune.tuner.learning.explaining.words import saved, variant_ended
-from zerotune.tuner.learning.policy.acquisition import TRIAL_STEPS
-from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
-from zerotune.tuner.learning.policy.keys import KeyState
-from zerotune.tuner.learning.policy.observations import AT_ONCE, HORIZON_STEPS, contrast_of, level_of
-from zerotune.tuner.learning.policy.plans import PlanInForce, Variant
-from zerotune.tuner.learning.policy.risk import CATASTROPHIC_RATIO, FIRST_LOOK_STEPS
-from zerotune.tuner.learning.policy.step_effects import (
+from ....store.records import Candidate, DecisionKind
+from ...modeling.posterior import Column
+from ..explaining.words import saved, variant_ended
+from .acquisition import TRIAL_STEPS
+from .choice import NEVER_STEP, Event, Policy
+from .keys import KeyState
+from .observations import AT_ONCE, HORIZON_STEPS, contrast_of, level_of
+from .plans import PlanInForce, Variant
+from .risk import CATASTROPHIC_RATIO, FIRST_LOOK_STEPS
+from .step_effects import (
     LEAST_EFFECT,
     ONE_IN_TEN,
     Cooldown,
@@ -31,7 +32,6 @@ from zerotune.tuner.learning.policy.step_effects import (
     StepEffects,
     in_pairs,
 )
-from zerotune.tuner.modeling.posterior import Column
 
 ALL_EXPOSED: Final = 0.95
 """Share of communication that computation waits for, above which nothing is taken to hide."""

@@ -1,5 +1,5 @@
 """The learned correction of NCCL's cost: training sets, models, and the arrays they are baked into."""
 
-from zerotune.tuner.modeling.correction.baked import BAKED_VERSION, Baked, Correction
+from .baked import BAKED_VERSION, Baked, Correction
 
 __all__ = ["BAKED_VERSION", "Baked", "Correction"]

@@ -17,9 +17,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.agent.nccl.catalog import CHANNEL_LADDER
-from zerotune.store.records import SIZE_CLASSES_PER_OCTAVE, Candidate, Collective, CommunicatorClass
-from zerotune.tuner.modeling.features import DEFAULT_CELL, N_SIZE_CLASSES, Floats, Ints, cell_of
+from ....agent.nccl.catalog import CHANNEL_LADDER
+from ....store.records import SIZE_CLASSES_PER_OCTAVE, Candidate, Collective, CommunicatorClass
+from ..features import DEFAULT_CELL, N_SIZE_CLASSES, Floats, Ints, cell_of
 
 BAKED_VERSION: Final = 3
 MOST_CHANNELS: Final = CHANNEL_LADDER[-1]

@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.tuner.modeling.correction.training_set import TrainingSet
-from zerotune.tuner.modeling.features import Floats, Ints
+from ..features import Floats, Ints
+from .training_set import TrainingSet
 
 Kind = tuple[int, int, int]
 SEED: Final = 7

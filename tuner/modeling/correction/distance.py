@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.tuner.modeling.correction.columns import kind_codes, log2_bytes_per_rank
-from zerotune.tuner.modeling.correction.training_set import TrainingSet
-from zerotune.tuner.modeling.features import Floats, channels_filled
+from ..features import Floats, channels_filled
+from .columns import kind_codes, log2_bytes_per_rank
+from .training_set import TrainingSet
 
 NEAR_OCTAVES: Final = 2.25
 """A measurement stands for sizes up to this many octaves away; beyond, each octave counts as SIZE_WEIGHT."""

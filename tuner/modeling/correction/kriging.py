@@ -13,11 +13,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.tuner.modeling.correction.baked import DISBELIEF
-from zerotune.tuner.modeling.correction.columns import SEED, communicator_codes, kind_codes, kinds_of, numeric, one_hot
-from zerotune.tuner.modeling.correction.distance import octaves_to_nearest
-from zerotune.tuner.modeling.correction.training_set import TrainingSet
-from zerotune.tuner.modeling.features import NO_CELL, Floats, Ints
+from ..features import NO_CELL, Floats, Ints
+from .baked import DISBELIEF
+from .columns import SEED, communicator_codes, kind_codes, kinds_of, numeric, one_hot
+from .distance import octaves_to_nearest
+from .training_set import TrainingSet
 
 COVERAGE: Final = 0.9
 SCALE_LIMITS: Final = (0.2, 6.0)
@@ -54,7 +54,7 @@ class Kriging:
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
 
-        from zerotune.tuner.modeling.correction.surfaces import MaternKernel
+        from .surfaces import MaternKernel
 
         self._cells = kinds_of(points)
         self._compares_communicators = len(np.unique(communicator_codes(points))) > 1

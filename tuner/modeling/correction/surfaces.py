@@ -13,7 +13,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 from sklearn.gaussian_process.kernels import Hyperparameter, Kernel, NormalizedKernelMixin, StationaryKernelMixin
 
-from zerotune.tuner.modeling.features import Floats
+from ..features import Floats
 
 
 class MaternKernel(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # type: ignore[misc]  # its bases have no types

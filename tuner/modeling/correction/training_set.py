@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Outcome, Protocol
-from zerotune.tuner.modeling.correction.baked import MOST_CHANNELS
-from zerotune.tuner.modeling.features import DEFAULT_CELL, NO_CELL, CostPrior, Floats, Ints, size_classes
+from ....store.records import Algorithm, Candidate, Collective, CommunicatorClass, Outcome, Protocol
+from ..features import DEFAULT_CELL, NO_CELL, CostPrior, Floats, Ints, size_classes
+from .baked import MOST_CHANNELS
 
 MAX_POINTS: Final = 1500
 MIN_NOISE: Final = 0.005

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.advice.hardware.network import LinkNetwork
-from zerotune.tuner.advice.models import meta_module
-from zerotune.tuner.advice.models.model_shape import ModelShape, checked, from_dimensions, from_parameters
-from zerotune.tuner.advice.prediction.compute import nearest_share
-from zerotune.tuner.advice.problem import Problem, Recompute, Software
-from zerotune.tuner.advice.search import RECOMPUTES, Choice
-from zerotune.tuner.offline.memory_report import OPTIMIZERS, PRECISIONS, parse_parameters
+from ....store.errors import UserError
+from ...advice.hardware.network import LinkNetwork
+from ...advice.models import meta_module
+from ...advice.models.model_shape import ModelShape, checked, from_dimensions, from_parameters
+from ...advice.prediction.compute import nearest_share
+from ...advice.problem import Problem, Recompute, Software
+from ...advice.search import RECOMPUTES, Choice
+from ..memory_report import OPTIMIZERS, PRECISIONS, parse_parameters
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,20 +13,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.counted import counted
-from zerotune.store.errors import UserError
-from zerotune.store.foreign.regular_file import begin_of
-from zerotune.store.records import Collective, CommunicatorClass, Stage, StepRecord
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.advice.hardware.clusters import Cluster
-from zerotune.tuner.advice.hardware.gpus import usual
-from zerotune.tuner.advice.hardware.network import Network
-from zerotune.tuner.advice.prediction.memory import memory_of
-from zerotune.tuner.advice.prediction.step import step_parts
-from zerotune.tuner.advice.problem import Measured, Problem, ZeroConfiguration
-from zerotune.tuner.offline.jobs.finding import job_of
-from zerotune.tuner.traces import Trace, read_trace
-from zerotune.tuner.traces.measuring import Portion, UserFacts
+from ....store.counted import counted
+from ....store.errors import UserError
+from ....store.foreign.regular_file import begin_of
+from ....store.records import Collective, CommunicatorClass, Stage, StepRecord
+from ....store.sqlite.database import Store
+from ...advice.hardware.clusters import Cluster
+from ...advice.hardware.gpus import usual
+from ...advice.hardware.network import Network
+from ...advice.prediction.memory import memory_of
+from ...advice.prediction.step import step_parts
+from ...advice.problem import Measured, Problem, ZeroConfiguration
+from ...traces import Trace, read_trace
+from ...traces.measuring import Portion, UserFacts
+from ..jobs.finding import job_of
 
 _DATABASE: Final = b"SQLite format 3\0"
 _LEAST_BYTES: Final = 64 << 10

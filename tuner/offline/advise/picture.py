@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.advice.hardware.clusters import Cluster
-from zerotune.tuner.advice.hardware.network import FabricNetwork
-from zerotune.tuner.advice.prediction.step import spans
-from zerotune.tuner.advice.problem import Problem
-from zerotune.tuner.advice.search import Choice, Wanted, fastest
-from zerotune.tuner.offline import plots
-from zerotune.tuner.offline.advise.shown import name_of
+from ....store.errors import UserError
+from ...advice.hardware.clusters import Cluster
+from ...advice.hardware.network import FabricNetwork
+from ...advice.prediction.step import spans
+from ...advice.problem import Problem
+from ...advice.search import Choice, Wanted, fastest
+from .. import plots
+from .shown import name_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

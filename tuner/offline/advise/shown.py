@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from zerotune.tuner.advice.models.model_shape import in_words
-from zerotune.tuner.advice.problem import ZeroConfiguration
-from zerotune.tuner.advice.search import Choice
-from zerotune.tuner.offline.advise.document import Advice
+from ...advice.models.model_shape import in_words
+from ...advice.problem import ZeroConfiguration
+from ...advice.search import Choice
+from .document import Advice
 
 _GB = 1e9
 _MEMORY = ("parameters", "gradients", "optimizer", "activations", "working", "buffers", "runtime")

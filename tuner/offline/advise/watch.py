@@ -13,22 +13,22 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from zerotune.store.counted import counted
-from zerotune.store.errors import UserError
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.advice.prediction.memory import batch_that_fits, memory_share
-from zerotune.tuner.advice.prediction.step import spreads
-from zerotune.tuner.advice.problem import Measured, Problem, Range, ZeroConfiguration
-from zerotune.tuner.advice.search import (
+from ....store.counted import counted
+from ....store.errors import UserError
+from ....store.sqlite.database import Store
+from ...advice.prediction.memory import batch_that_fits, memory_share
+from ...advice.prediction.step import spreads
+from ...advice.problem import Measured, Problem, Range, ZeroConfiguration
+from ...advice.search import (
     BUCKETS_BYTES,
     PREFETCHES,
     RECOMPUTES,
     seconds_per_sequence,
 )
-from zerotune.tuner.offline.advise.measured import is_store, measured
-from zerotune.tuner.offline.advise.shown import name_of
-from zerotune.tuner.offline.jobs.finding import job_of
-from zerotune.tuner.offline.jobs.listing import has_writer
+from ..jobs.finding import job_of
+from ..jobs.listing import has_writer
+from .measured import is_store, measured
+from .shown import name_of
 
 LEAST_GAIN: Final = 0.01
 """Smaller gains are not worth a restart, nor a sentence."""

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from zerotune.tuner.offline.chrome_trace.export import export_chrome_trace
+from .export import export_chrome_trace
 
 __all__ = ["export_chrome_trace"]

@@ -15,8 +15,8 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from zerotune.store.atomic_file import users_file
-from zerotune.store.errors import printable
+from ....store.atomic_file import users_file
+from ....store.errors import printable
 
 Args = Mapping[str, str | int | float | None]
 

@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.counted import counted
-from zerotune.store.errors import UserError
-from zerotune.store.records import Collective, CommunicatorClass, Decision, Phase, StepRecord
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.offline.chrome_trace.events import EventFile, Track, event_file
-from zerotune.tuner.offline.chrome_trace.named import (
+from ....store.counted import counted
+from ....store.errors import UserError
+from ....store.records import Collective, CommunicatorClass, Decision, Phase, StepRecord
+from ....store.sqlite.database import Store
+from ...traces.own.clocks import Span
+from ...traces.own.jobs import one_start
+from ...traces.own.reader import trace_files
+from ..jobs.finding import id_of, job_of
+from .events import EventFile, Track, event_file
+from .named import (
     by_field,
     collective_args,
     collective_name,
     draw_decisions,
     named,
 )
-from zerotune.tuner.offline.chrome_trace.ranks import draw_ranks
-from zerotune.tuner.offline.jobs.finding import id_of, job_of
-from zerotune.tuner.traces.own.clocks import Span
-from zerotune.tuner.traces.own.jobs import one_start
-from zerotune.tuner.traces.own.reader import trace_files
+from .ranks import draw_ranks
 
 Array = NDArray[Any]
 

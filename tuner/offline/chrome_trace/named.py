@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from zerotune.store.records import (
+from ....store.records import (
     Algorithm,
     Collective,
     Decision,
@@ -19,9 +19,9 @@ from zerotune.store.records import (
     TimingSource,
     size_class_range,
 )
-from zerotune.tuner.offline.chrome_trace.events import Args, Track
-from zerotune.tuner.offline.size_ranges import size_text
-from zerotune.tuner.traces.own.clocks import Span
+from ...traces.own.clocks import Span
+from ..size_ranges import size_text
+from .events import Args, Track
 
 _ROWS_AT_ONCE: Final = 4096
 """A row takes ten times the memory as Python values."""

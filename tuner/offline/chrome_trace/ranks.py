@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zerotune.store.counted import counted
-from zerotune.store.errors import TraceError, UserError
-from zerotune.store.records import CommunicatorClass, Decision
-from zerotune.store.wire import FLAG_MATCHED, FLAG_TIMED
-from zerotune.tuner.offline.chrome_trace.events import EventFile, Track
-from zerotune.tuner.offline.chrome_trace.named import by_field, collective_args, collective_name, draw_decisions
-from zerotune.tuner.traces.own.clocks import Clocks, RankTimes
-from zerotune.tuner.traces.own.jobs import OneStart, RankFile
+from ....store.counted import counted
+from ....store.errors import TraceError, UserError
+from ....store.records import CommunicatorClass, Decision
+from ....store.wire import FLAG_MATCHED, FLAG_TIMED
+from ...traces.own.clocks import Clocks, RankTimes
+from ...traces.own.jobs import OneStart, RankFile
+from .events import EventFile, Track
+from .named import by_field, collective_args, collective_name, draw_decisions
 
 
 def draw_ranks(events: EventFile, start: OneStart, decisions: Sequence[Decision]) -> list[str]:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from zerotune.tuner.offline.explaining.job import explain, head_of
+from .job import explain, head_of
 
 __all__ = ["explain", "head_of"]

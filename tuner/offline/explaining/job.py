@@ -9,10 +9,10 @@ from statistics import median
 
 import msgspec
 
-from zerotune.agent.nccl.catalog import parse_collective
-from zerotune.store.errors import UserError
-from zerotune.store.misaligned import misaligned
-from zerotune.store.records import (
+from ....agent.nccl.catalog import parse_collective
+from ....store.errors import UserError
+from ....store.misaligned import misaligned
+from ....store.records import (
     BASELINE,
     CandidateStatistics,
     Decision,
@@ -25,19 +25,19 @@ from zerotune.store.records import (
     size_class,
     size_class_range,
 )
-from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.reading.measured_calls import MeasuredCalls
-from zerotune.tuner.client.beside import baseline
-from zerotune.tuner.decided import decisions_that_ran, settled_decisions, since_takeover
-from zerotune.tuner.fingerprint.missing import missing_after, missing_of_keys
-from zerotune.tuner.modeling.medians import Medians, medians
-from zerotune.tuner.modeling.statistics import statistics
-from zerotune.tuner.offline.comparison import compare
-from zerotune.tuner.offline.explaining.keys import Guesses, by_keys, explained, news_of
-from zerotune.tuner.offline.explaining.values import Explanation, Head
-from zerotune.tuner.offline.jobs.before_after import JobsRead, of_job
-from zerotune.tuner.offline.jobs.finding import job_of
-from zerotune.tuner.offline.jobs.listing import gain_of
+from ....store.sqlite.database import Store
+from ....store.sqlite.reading.measured_calls import MeasuredCalls
+from ...client.beside import baseline
+from ...decided import decisions_that_ran, settled_decisions, since_takeover
+from ...fingerprint.missing import missing_after, missing_of_keys
+from ...modeling.medians import Medians, medians
+from ...modeling.statistics import statistics
+from ..comparison import compare
+from ..jobs.before_after import JobsRead, of_job
+from ..jobs.finding import job_of
+from ..jobs.listing import gain_of
+from .keys import Guesses, by_keys, explained, news_of
+from .values import Explanation, Head
 
 
 def explain(
@@ -183,11 +183,11 @@ def _guesses(
     lines: Sequence[CandidateStatistics],
 ) -> dict[DecisionKey, Guesses]:
     """What a job that began now would expect at keys of which nothing has been decided."""
-    from zerotune.tuner.learning.explaining.decision_records import guessed
-    from zerotune.tuner.learning.knowledge import Knowledge
-    from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState
-    from zerotune.tuner.modeling.features import CostPrior
-    from zerotune.tuner.modeling.trainer import load_correction
+    from ...learning.explaining.decision_records import guessed
+    from ...learning.knowledge import Knowledge
+    from ...learning.policy.keys import CandidateTables, KeyState
+    from ...modeling.features import CostPrior
+    from ...modeling.trainer import load_correction
 
     costs = CostPrior(store.fabrics().get(fabric_id, {}))
     book = CandidateTables(costs)

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from zerotune.store.records import BASELINE, Candidate, Decision, DecisionKey, DecisionKind, size_class_range
-from zerotune.tuner.decided import decisions_that_ran
-from zerotune.tuner.learning.policy.overrides import Override
-from zerotune.tuner.modeling.equal_channels import as_offered
-from zerotune.tuner.modeling.medians import MeasuredSetting, Medians
-from zerotune.tuner.offline.comparison import alternatives_of
-from zerotune.tuner.offline.explaining.values import Explanation
+from ....store.records import BASELINE, Candidate, Decision, DecisionKey, DecisionKind, size_class_range
+from ...decided import decisions_that_ran
+from ...learning.policy.overrides import Override
+from ...modeling.equal_channels import as_offered
+from ...modeling.medians import MeasuredSetting, Medians
+from ..comparison import alternatives_of
+from .values import Explanation
 
 
 def by_keys(decisions: Sequence[Decision]) -> dict[DecisionKey, list[Decision]]:

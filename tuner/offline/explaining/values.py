@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from zerotune.store.lateness import Lateness
-from zerotune.store.misaligned import Misaligned
-from zerotune.store.records import BASELINE, CommunicatorClass, Decision, DecisionKey, MissingEvidence, Stage
-from zerotune.tuner.learning.policy.overrides import Override
-from zerotune.tuner.offline.jobs.listing import Gain
+from ....store.lateness import Lateness
+from ....store.misaligned import Misaligned
+from ....store.records import BASELINE, CommunicatorClass, Decision, DecisionKey, MissingEvidence, Stage
+from ...learning.policy.overrides import Override
+from ..jobs.listing import Gain
 
 
 class Head(msgspec.Struct, frozen=True):

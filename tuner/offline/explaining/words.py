@@ -9,20 +9,20 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from zerotune.store.counted import counted
-from zerotune.store.job_names import titled
-from zerotune.store.passages import Passages
-from zerotune.store.records import Stage
-from zerotune.tuner.client.late import late, was_late
-from zerotune.tuner.client.misaligned import to_be_padded
-from zerotune.tuner.client.mistimed import mistimed
-from zerotune.tuner.client.status import workload
-from zerotune.tuner.learning.policy.overrides import Override
-from zerotune.tuner.offline.explaining.keys import in_one_line, when
-from zerotune.tuner.offline.explaining.values import Explanation, Head
-from zerotune.tuner.offline.jobs.listing import Gain, GainKind
-from zerotune.tuner.offline.jobs.listing_shown import unknown_gain
-from zerotune.tuner.offline.size_ranges import exact_range
+from ....store.counted import counted
+from ....store.job_names import titled
+from ....store.passages import Passages
+from ....store.records import Stage
+from ...client.late import late, was_late
+from ...client.misaligned import to_be_padded
+from ...client.mistimed import mistimed
+from ...client.status import workload
+from ...learning.policy.overrides import Override
+from ..jobs.listing import Gain, GainKind
+from ..jobs.listing_shown import unknown_gain
+from ..size_ranges import exact_range
+from .keys import in_one_line, when
+from .values import Explanation, Head
 
 MAX_UNSEEN: Final = 4
 WIDE: Final = 110

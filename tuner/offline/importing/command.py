@@ -10,19 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from zerotune.agent.nccl.catalog import parse_algorithm, parse_protocol
-from zerotune.store.errors import TraceAccessError, TraceError, UserError
-from zerotune.store.records import Candidate, Collective, CommunicatorClass
-from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.rows.measurements import candidate_of
-from zerotune.store.sqlite.rows.runnable import runnable_cells
-from zerotune.store.trace_format import TRACE_SUFFIX
-from zerotune.tuner.offline.importing.messages import OWN_FORMAT, REMEDIES, left_out
-from zerotune.tuner.offline.importing.reading import Owner, Reading
-from zerotune.tuner.traces import Trace, read_trace
-from zerotune.tuner.traces.formats import by_name
-from zerotune.tuner.traces.measuring import UserFacts
-from zerotune.tuner.traces.records import Block, Summary
+from ....agent.nccl.catalog import parse_algorithm, parse_protocol
+from ....store.errors import TraceAccessError, TraceError, UserError
+from ....store.records import Candidate, Collective, CommunicatorClass
+from ....store.sqlite.database import Store
+from ....store.sqlite.rows.measurements import candidate_of
+from ....store.sqlite.rows.runnable import runnable_cells
+from ....store.trace_format import TRACE_SUFFIX
+from ...traces import Trace, read_trace
+from ...traces.formats import by_name
+from ...traces.measuring import UserFacts
+from ...traces.records import Block, Summary
+from .messages import OWN_FORMAT, REMEDIES, left_out
+from .reading import Owner, Reading
 
 
 def parse_setting(text: str) -> Candidate:

@@ -8,12 +8,12 @@ from typing import Final
 
 from rich.console import Console
 
-from zerotune.store.counted import counted
-from zerotune.store.records import Algorithm, CommunicatorClass, Protocol
-from zerotune.tuner.offline.size_ranges import size_text
-from zerotune.tuner.traces import Trace
-from zerotune.tuner.traces.extents import Extent
-from zerotune.tuner.traces.left_out import LeftOut
+from ....store.counted import counted
+from ....store.records import Algorithm, CommunicatorClass, Protocol
+from ...traces import Trace
+from ...traces.extents import Extent
+from ...traces.left_out import LeftOut
+from ..size_ranges import size_text
 
 OWN_FORMAT: Final = "zerotune"
 _MOST_SHOWN: Final = 12

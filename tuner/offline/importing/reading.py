@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.traces import Trace
-from zerotune.tuner.traces.extents import Extent, extents, together
-from zerotune.tuner.traces.measuring import Portion, UserFacts
+from ....store.sqlite.database import Store
+from ...traces import Trace
+from ...traces.extents import Extent, extents, together
+from ...traces.measuring import Portion, UserFacts
 
 Owner = tuple[str, str]
 """Job and fabric."""

@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.counted import counted
-from zerotune.store.records import Decision, DecisionKind, JobRecord, StepRecord
-from zerotune.store.sqlite.database import Store
-from zerotune.store.step_times import LEAST_BLOCKS, MedianChange, SideBySide, change
-from zerotune.tuner.offline.jobs.summary import RunSummary, SummaryStep
+from ....store.counted import counted
+from ....store.records import Decision, DecisionKind, JobRecord, StepRecord
+from ....store.sqlite.database import Store
+from ....store.step_times import LEAST_BLOCKS, MedianChange, SideBySide, change
+from .summary import RunSummary, SummaryStep
 
 Array = NDArray[Any]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zerotune.store.errors import UserError
-from zerotune.store.job_names import titled
-from zerotune.store.records import JobRecord
-from zerotune.store.sqlite.database import Store
+from ....store.errors import UserError
+from ....store.job_names import titled
+from ....store.records import JobRecord
+from ....store.sqlite.database import Store
 
 MAX_OFFERED = 5
 

@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
-from zerotune.store.records import JobRecord
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.client.holders import living_holder
-from zerotune.tuner.offline.jobs.before_after import BeforeAfter, JobsRead, of_job, without_plan
+from ....store.records import JobRecord
+from ....store.sqlite.database import Store
+from ...client.holders import living_holder
+from .before_after import BeforeAfter, JobsRead, of_job, without_plan
 
 
 class JobEnd(enum.Enum):

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from zerotune.store.job_names import titled
-from zerotune.tuner.offline.jobs.listing import Gain, GainKind, JobEnd, JobLine
+from ....store.job_names import titled
+from .listing import Gain, GainKind, JobEnd, JobLine
 
 STYLES = {
     JobEnd.running: "green",

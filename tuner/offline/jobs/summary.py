@@ -8,11 +8,11 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from zerotune.store.errors import UserError, reason
-from zerotune.store.foreign.regular_file import read_file
-from zerotune.store.records import JobRecord
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.offline.jobs.finding import job_of
+from ....store.errors import UserError, reason
+from ....store.foreign.regular_file import read_file
+from ....store.records import JobRecord
+from ....store.sqlite.database import Store
+from .finding import job_of
 
 MAX_FILE_BYTES: Final = 2**29
 """A summary has some 150 bytes per step."""

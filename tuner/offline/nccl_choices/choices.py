@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from zerotune.agent.nccl.twin.protocol import Answer, Question
-from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl
-from zerotune.store.errors import UserError
-from zerotune.store.records import Collective
+from ....agent.nccl.twin.protocol import Answer, Question
+from ....agent.nccl.twin.twin import Cluster, ask_nccl
+from ....store.errors import UserError
+from ....store.records import Collective
 
 
 class Offer(msgspec.Struct, frozen=True):

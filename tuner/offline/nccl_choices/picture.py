@@ -6,9 +6,9 @@ from typing import Final
 
 from matplotlib.figure import Figure
 
-from zerotune.tuner.offline.nccl_choices.choices import Choice, Choices
-from zerotune.tuner.offline.plots import GRID, add_box, add_legend, name_rows, new_figure
-from zerotune.tuner.offline.size_ranges import size_text
+from ..plots import GRID, add_box, add_legend, name_rows, new_figure
+from ..size_ranges import size_text
+from .choices import Choice, Choices
 
 _COLOURS: Final = ("#0f7b8a", "#c4501b", "#5b6abf", "#b58a00", "#8792a0", "#7a3e8f", "#3f8f4f", "#b03060", "#1c2430")
 _N_TICKS: Final = 7

@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
-from zerotune.agent.nccl.twin.protocol import Answer, Question
-from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl
-from zerotune.store.records import Collective, CommunicatorClass, Phase, PlanRow, phase_name
-from zerotune.tuner.offline.nccl_choices.choices import shareable
+from ....agent.nccl.twin.protocol import Answer, Question
+from ....agent.nccl.twin.twin import Cluster, ask_nccl
+from ....store.records import Collective, CommunicatorClass, Phase, PlanRow, phase_name
+from .choices import shareable
 
 _MOST_BYTES: Final = 1 << 30
 

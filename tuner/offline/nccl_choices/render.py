@@ -8,9 +8,9 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from zerotune.tuner.offline.nccl_choices.choices import ChoiceChange, Choices
-from zerotune.tuner.offline.nccl_choices.plan_check import JudgedRow, RowEffect
-from zerotune.tuner.offline.size_ranges import size_text
+from ..size_ranges import size_text
+from .choices import ChoiceChange, Choices
+from .plan_check import JudgedRow, RowEffect
 
 _N_RIVALS: Final = 3
 _WORDS: Final = {

@@ -12,21 +12,21 @@ from pathlib import Path
 
 import numpy as np
 
-from zerotune.store.errors import UserError
-from zerotune.store.records import Collective, PlanRow
-from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.offline.replay.estimates import CostEstimates
-from zerotune.tuner.offline.replay.evidence import FabricEvidence, evidence_of, named_store
-from zerotune.tuner.offline.replay.judging import judge, oracle_facts
-from zerotune.tuner.offline.replay.legality import without_refused
-from zerotune.tuner.offline.replay.notes import notes_of, nothing_judged
-from zerotune.tuner.offline.replay.plans import plan_rows
-from zerotune.tuner.offline.replay.policies import DEFAULT_POLICIES, POLICIES, PolicyContext, named
-from zerotune.tuner.offline.replay.render import render
-from zerotune.tuner.offline.replay.result import ReplayResult
-from zerotune.tuner.offline.replay.steps import LoggedSteps, logged_steps, step_estimates
-from zerotune.tuner.offline.replay.table import CollectiveTable, load_table, read_table
-from zerotune.tuner.offline.replay.whatif import JobChange, what_if
+from ....store.errors import UserError
+from ....store.records import Collective, PlanRow
+from ...modeling.features import CostPrior
+from .estimates import CostEstimates
+from .evidence import FabricEvidence, evidence_of, named_store
+from .judging import judge, oracle_facts
+from .legality import without_refused
+from .notes import notes_of, nothing_judged
+from .plans import plan_rows
+from .policies import DEFAULT_POLICIES, POLICIES, PolicyContext, named
+from .render import render
+from .result import ReplayResult
+from .steps import LoggedSteps, logged_steps, step_estimates
+from .table import CollectiveTable, load_table, read_table
+from .whatif import JobChange, what_if
 
 __all__ = [
     "DEFAULT_POLICIES",

@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from zerotune.agent.nccl.cost_model import in_effect
-from zerotune.store.records import (
+from ....agent.nccl.cost_model import in_effect
+from ....store.records import (
     BASELINE,
     SIZE_CLASSES_PER_OCTAVE,
     Algorithm,
@@ -28,9 +28,9 @@ from zerotune.store.records import (
     Protocol,
     size_class_floor,
 )
-from zerotune.tuner.offline.replay.legality import is_known_to_sum, may_run
-from zerotune.tuner.offline.replay.medians import Estimate, Grade, measured_elsewhere, measured_here
-from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
+from .legality import is_known_to_sum, may_run
+from .medians import Estimate, Grade, measured_elsewhere, measured_here
+from .table import CollectiveTable, Shape
 
 CARRIED_NOISE: Final = 0.05
 """Relative standard error added when a ratio is carried from another place, phase or size in the class."""

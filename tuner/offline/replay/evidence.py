@@ -10,19 +10,19 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.agent.nccl.fabric import Fabric
-from zerotune.store.errors import UserError
-from zerotune.store.records import Candidate, CandidateStatistics, CommunicatorClass
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.modeling.correction.baked import Baked
-from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.modeling.statistics import statistics
-from zerotune.tuner.modeling.trainer import load_correction, model_id_of, record_of, train
-from zerotune.tuner.offline.replay.estimates import Prediction, Predictor
-from zerotune.tuner.offline.replay.legality import fits
-from zerotune.tuner.offline.replay.medians import MAD_TO_SIGMA
-from zerotune.tuner.offline.replay.table import Shape
+from ....agent.nccl.fabric import Fabric
+from ....store.errors import UserError
+from ....store.records import Candidate, CandidateStatistics, CommunicatorClass
+from ....store.sqlite.database import Store
+from ...learning.knowledge import Knowledge
+from ...modeling.correction.baked import Baked
+from ...modeling.features import CostPrior
+from ...modeling.statistics import statistics
+from ...modeling.trainer import load_correction, model_id_of, record_of, train
+from .estimates import Prediction, Predictor
+from .legality import fits
+from .medians import MAD_TO_SIGMA
+from .table import Shape
 
 UNKNOWN: Final = "The store has no measurements of this fabric by other runs"
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from zerotune.agent.nccl.cost_model import in_effect
-from zerotune.store.records import BASELINE, Candidate
-from zerotune.tuner.offline.replay.medians import NORMAL_95, Estimate, Grade
-from zerotune.tuner.offline.replay.policies import Mixture, Policy, PolicyContext, has_others
-from zerotune.tuner.offline.replay.result import CheaperPolicy, OracleFacts, PolicyTotal, ShapeVerdict
-from zerotune.tuner.offline.replay.table import Shape
+from ....agent.nccl.cost_model import in_effect
+from ....store.records import BASELINE, Candidate
+from .medians import NORMAL_95, Estimate, Grade
+from .policies import Mixture, Policy, PolicyContext, has_others
+from .result import CheaperPolicy, OracleFacts, PolicyTotal, ShapeVerdict
+from .table import Shape
 
 ORACLE: Final = "oracle"
 LEAST_PERCENT: Final = 0.05

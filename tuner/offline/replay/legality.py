@@ -12,13 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.agent.nccl import catalog, cost_model
-from zerotune.agent.nccl.fabric import Fabric
-from zerotune.store.errors import FabricError
-from zerotune.store.records import Candidate, Collective, CommunicatorClass
-from zerotune.store.sqlite.rows.runnable import can_run
-from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
+from ....agent.nccl import catalog, cost_model
+from ....agent.nccl.fabric import Fabric
+from ....store.errors import FabricError
+from ....store.records import Candidate, Collective, CommunicatorClass
+from ....store.sqlite.rows.runnable import can_run
+from ...modeling.features import CostPrior
+from .table import CollectiveTable, Shape
 
 _SCATTER: Final = Collective.reduce_scatter
 SUMS_ONLY: Final = frozenset(

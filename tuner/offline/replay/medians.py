@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import BASELINE, Candidate, CandidateStatistics, DecisionKey
-from zerotune.store.sqlite.rows.measurements import candidate_of
-from zerotune.tuner.offline.replay.table import UNKNOWN, CollectiveTable, Shape, numbered
+from ....store.records import BASELINE, Candidate, CandidateStatistics, DecisionKey
+from ....store.sqlite.rows.measurements import candidate_of
+from .table import UNKNOWN, CollectiveTable, Shape, numbered
 
 Array = NDArray[Any]
 

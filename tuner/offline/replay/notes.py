@@ -7,15 +7,15 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.agent.nccl.fabric import Fabric
-from zerotune.store.counted import counted
-from zerotune.store.errors import TraceError
-from zerotune.store.records import BASELINE
-from zerotune.tuner.offline.replay.evidence import FabricEvidence
-from zerotune.tuner.offline.replay.legality import fits
-from zerotune.tuner.offline.replay.policies import PolicyContext
-from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
-from zerotune.tuner.traces import Trace
+from ....agent.nccl.fabric import Fabric
+from ....store.counted import counted
+from ....store.errors import TraceError
+from ....store.records import BASELINE
+from ...traces import Trace
+from .evidence import FabricEvidence
+from .legality import fits
+from .policies import PolicyContext
+from .table import CollectiveTable, Shape
 
 _MOST_NAMED: Final = 3
 

@@ -9,13 +9,12 @@ from typing import Final
 
 import msgspec
 
-from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
-from zerotune.store.errors import PlanError, UserError, reason
-from zerotune.store.foreign.regular_file import read_file
-from zerotune.store.plan_file import MAX_FILE_BYTES, read_plan
-from zerotune.store.records import Candidate, CommunicatorClass, Phase, PlanRow
-from zerotune.tuner.offline.tuner_tables import first_matching, read_nvidia_csv
-from zerotune.tuner.offline.tuner_tables import is_ncclx, read_ncclx
+from ....agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
+from ....store.errors import PlanError, UserError, reason
+from ....store.foreign.regular_file import read_file
+from ....store.plan_file import MAX_FILE_BYTES, read_plan
+from ....store.records import Candidate, CommunicatorClass, Phase, PlanRow
+from ..tuner_tables import first_matching, is_ncclx, read_ncclx, read_nvidia_csv
 
 _SCITIX_COLUMNS: Final = ("coll", "nnodes", "nranks", "upto_bytes", "algo", "proto")
 

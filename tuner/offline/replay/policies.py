@@ -17,10 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.agent.nccl.cost_model import in_effect
-from zerotune.agent.nccl.fabric import Fabric
-from zerotune.store.errors import UserError
-from zerotune.store.records import (
+from ....agent.nccl.cost_model import in_effect
+from ....agent.nccl.fabric import Fabric
+from ....store.errors import UserError
+from ....store.records import (
     BASELINE,
     Candidate,
     Collective,
@@ -32,14 +32,14 @@ from zerotune.store.records import (
     TimingSource,
     size_class,
 )
-from zerotune.store.sqlite.rows.measurements import MEASUREMENT
-from zerotune.tuner.learning.brain import Brain, BrainSettings
-from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.modeling.features import DEFAULT_CELL, CostPrior, cell_of
-from zerotune.tuner.offline.replay.estimates import CostEstimates
-from zerotune.tuner.offline.replay.legality import fits
-from zerotune.tuner.offline.replay.medians import Estimate, Grade
-from zerotune.tuner.offline.replay.table import Shape
+from ....store.sqlite.rows.measurements import MEASUREMENT
+from ...learning.brain import Brain, BrainSettings
+from ...learning.knowledge import Knowledge
+from ...modeling.features import DEFAULT_CELL, CostPrior, cell_of
+from .estimates import CostEstimates
+from .legality import fits
+from .medians import Estimate, Grade
+from .table import Shape
 
 MAX_PLAYED_CALLS: Final = 400
 """Calls played per shape; a longer trace goes on with the last choice."""

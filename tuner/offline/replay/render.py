@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from zerotune.store.counted import counted
-from zerotune.store.records import CommunicatorClass
-from zerotune.tuner.offline.emulated_note import emulated_note
-from zerotune.tuner.offline.replay.result import (
+from ....store.counted import counted
+from ....store.records import CommunicatorClass
+from ..emulated_note import emulated_note
+from .result import (
     OracleFacts,
     PolicyTotal,
     ReplayResult,
@@ -19,7 +19,7 @@ from zerotune.tuner.offline.replay.result import (
     StepRefusal,
     WhatIf,
 )
-from zerotune.tuner.offline.replay.steps import OVERLAP
+from .steps import OVERLAP
 
 MAX_ROWS = 30
 _EVIDENCE = {

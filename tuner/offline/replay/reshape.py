@@ -15,11 +15,11 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.store.errors import UserError
-from zerotune.store.records import Collective, Phase
-from zerotune.tuner.advice.prediction.timeline import Op, OpKind, Program, Slowdown
-from zerotune.tuner.offline.replay.table import Shape
-from zerotune.tuner.offline.replay.usual_steps import TimelineCall
+from ....store.errors import UserError
+from ....store.records import Collective, Phase
+from ...advice.prediction.timeline import Op, OpKind, Program, Slowdown
+from .table import Shape
+from .usual_steps import TimelineCall
 
 StepProgram = Program[TimelineCall]
 

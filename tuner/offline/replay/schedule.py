@@ -18,10 +18,10 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.store.records import Collective, Phase
-from zerotune.tuner.advice.prediction.timeline import Op, OpKind, Program, Slowdown, run, undisturbed
-from zerotune.tuner.offline.replay.table import CollectiveTable
-from zerotune.tuner.offline.replay.usual_steps import Gaps, Kind, Time, TimelineCall, UsualSteps, usual_steps
+from ....store.records import Collective, Phase
+from ...advice.prediction.timeline import Op, OpKind, Program, Slowdown, run, undisturbed
+from .table import CollectiveTable
+from .usual_steps import Gaps, Kind, Time, TimelineCall, UsualSteps, usual_steps
 
 QUEUED_US: Final = 2.0
 """Between a predecessor's end and a start this soon after it lies no computation: the call was queued."""

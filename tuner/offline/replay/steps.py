@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from zerotune.tuner.advice.prediction.timeline import Program, StepTime, steady_step
-from zerotune.tuner.offline.replay.judging import Judged
-from zerotune.tuner.offline.replay.medians import NORMAL_95
-from zerotune.tuner.offline.replay.result import PolicyTotal, StepEstimate, StepFacts, StepRefusal
-from zerotune.tuner.offline.replay.schedule import StepModel, infer
-from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
-from zerotune.tuner.offline.replay.usual_steps import TimelineCall
+from ...advice.prediction.timeline import Program, StepTime, steady_step
+from .judging import Judged
+from .medians import NORMAL_95
+from .result import PolicyTotal, StepEstimate, StepFacts, StepRefusal
+from .schedule import StepModel, infer
+from .table import CollectiveTable, Shape
+from .usual_steps import TimelineCall
 
 MAX_MODEL_ERROR_PERCENT: Final = 5.0
 """A program that misses the logged steps by more is not used."""

@@ -11,18 +11,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.agent.nccl import fabric as fabrics
-from zerotune.agent.nccl.fabric import Fabric
-from zerotune.store.counted import counted
-from zerotune.store.errors import TraceError, UserError
-from zerotune.store.records import Collective, CommunicatorClass, DecisionKey, Phase, size_class
-from zerotune.store.trace_format import TRACE_SUFFIX
-from zerotune.store.wire import FLAG_MATCHED, FLAG_TIMED
-from zerotune.tuner.traces import Trace, read_trace
-from zerotune.tuner.traces.left_out import NOT_COLLECTIVES, LeftOut
-from zerotune.tuner.traces.own.jobs import OneStart, one_start
-from zerotune.tuner.traces.own.reader import RECORD_DTYPE, STEP_DTYPE, OwnTrace, read_own, trace_files
-from zerotune.tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED
+from ....agent.nccl import fabric as fabrics
+from ....agent.nccl.fabric import Fabric
+from ....store.counted import counted
+from ....store.errors import TraceError, UserError
+from ....store.records import Collective, CommunicatorClass, DecisionKey, Phase, size_class
+from ....store.trace_format import TRACE_SUFFIX
+from ....store.wire import FLAG_MATCHED, FLAG_TIMED
+from ...traces import Trace, read_trace
+from ...traces.left_out import NOT_COLLECTIVES, LeftOut
+from ...traces.own.jobs import OneStart, one_start
+from ...traces.own.reader import RECORD_DTYPE, STEP_DTYPE, OwnTrace, read_own, trace_files
+from ...traces.records import FLAG_DEFAULT, FLAG_FORCED
 
 Array = NDArray[Any]
 

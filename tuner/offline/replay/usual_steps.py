@@ -13,10 +13,10 @@ import numpy as np
 from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
-from zerotune.store.records import Collective, Phase
-from zerotune.tuner.advice.prediction.timeline import StreamCall
-from zerotune.tuner.offline.replay.medians import error_of_median
-from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
+from ....store.records import Collective, Phase
+from ...advice.prediction.timeline import StreamCall
+from .medians import error_of_median
+from .table import CollectiveTable, Shape
 
 Floats = NDArray[np.float64]
 Kind = tuple[Collective, Phase]

@@ -16,21 +16,21 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from zerotune.agent.nccl.fabric import Fabric
-from zerotune.store.errors import UserError
-from zerotune.store.records import BASELINE, Candidate, Collective
-from zerotune.tuner.advice.prediction.timeline import steady_step
-from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.offline.replay.estimates import CostEstimates, Prediction, Predictor
-from zerotune.tuner.offline.replay.evidence import FabricEvidence
-from zerotune.tuner.offline.replay.judging import judge
-from zerotune.tuner.offline.replay.legality import without_refused
-from zerotune.tuner.offline.replay.policies import Policy, PolicyContext
-from zerotune.tuner.offline.replay.reshape import StepProgram, with_buckets, with_ranks, with_stage
-from zerotune.tuner.offline.replay.result import StepEstimate, WhatIf
-from zerotune.tuner.offline.replay.steps import LoggedSteps, correction, step_estimates, usual_durations
-from zerotune.tuner.offline.replay.table import Shape
-from zerotune.tuner.offline.replay.usual_steps import TimelineCall
+from ....agent.nccl.fabric import Fabric
+from ....store.errors import UserError
+from ....store.records import BASELINE, Candidate, Collective
+from ...advice.prediction.timeline import steady_step
+from ...modeling.features import CostPrior
+from .estimates import CostEstimates, Prediction, Predictor
+from .evidence import FabricEvidence
+from .judging import judge
+from .legality import without_refused
+from .policies import Policy, PolicyContext
+from .reshape import StepProgram, with_buckets, with_ranks, with_stage
+from .result import StepEstimate, WhatIf
+from .steps import LoggedSteps, correction, step_estimates, usual_durations
+from .table import Shape
+from .usual_steps import TimelineCall
 
 MAX_RANKS: Final = 16384
 MIN_BUCKET_BYTES: Final = 1024

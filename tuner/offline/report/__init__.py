@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotune.tuner.offline.report.facts import gather
-from zerotune.tuner.offline.report.page import write_page
+from .facts import gather
+from .page import write_page
 
 __all__ = ["gather", "write_page"]

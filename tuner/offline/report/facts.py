@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.errors import UserError
-from zerotune.store.records import (
+from ....store.errors import UserError
+from ....store.records import (
     Decision,
     DecisionKey,
     JobRecord,
@@ -21,28 +21,28 @@ from zerotune.store.records import (
     StepRecord,
     TimingSource,
 )
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.client.beside import beside
-from zerotune.tuner.client.late import late, was_late
-from zerotune.tuner.client.mistimed import mistimed
-from zerotune.tuner.client.passed_by import passed_by
-from zerotune.tuner.decided import decisions_that_ran, n_tried, settled_decisions, since_takeover
-from zerotune.tuner.modeling.medians import Medians, medians
-from zerotune.tuner.modeling.statistics import statistics
-from zerotune.tuner.offline.comparison import Comparison, compare
-from zerotune.tuner.offline.explaining.job import why_unknown
-from zerotune.tuner.offline.explaining.keys import by_keys, explained, news_of
-from zerotune.tuner.offline.explaining.values import Explanation
-from zerotune.tuner.offline.jobs.before_after import (
+from ....store.sqlite.database import Store
+from ...client.beside import beside
+from ...client.late import late, was_late
+from ...client.mistimed import mistimed
+from ...client.passed_by import passed_by
+from ...decided import decisions_that_ran, n_tried, settled_decisions, since_takeover
+from ...modeling.medians import Medians, medians
+from ...modeling.statistics import statistics
+from ..comparison import Comparison, compare
+from ..explaining.job import why_unknown
+from ..explaining.keys import by_keys, explained, news_of
+from ..explaining.values import Explanation
+from ..jobs.before_after import (
     BeforeAfter,
     JobsRead,
     is_of_pace,
     of_job,
     of_summaries,
 )
-from zerotune.tuner.offline.jobs.finding import job_of
-from zerotune.tuner.offline.jobs.summary import RunSummary, check_alike, compared_job, read_summary
-from zerotune.tuner.offline.replay.table import CollectiveTable, load_table
+from ..jobs.finding import job_of
+from ..jobs.summary import RunSummary, check_alike, compared_job, read_summary
+from ..replay.table import CollectiveTable, load_table
 
 Array = NDArray[Any]
 

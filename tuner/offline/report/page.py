@@ -10,16 +10,16 @@ from typing import Any
 
 import jinja2
 
-from zerotune.store.atomic_file import users_file
-from zerotune.store.records import size_class_range
-from zerotune.tuner.client.status import workload
-from zerotune.tuner.offline.explaining.values import Explanation
-from zerotune.tuner.offline.explaining.words import MEANINGS, noted, shown
-from zerotune.tuner.offline.jobs.listing import as_gain
-from zerotune.tuner.offline.jobs.listing_shown import unknown_gain
-from zerotune.tuner.offline.report.facts import Facts, trust, untrained
-from zerotune.tuner.offline.report.pictures import Picture, pictures
-from zerotune.tuner.offline.size_ranges import rounded_range
+from ....store.atomic_file import users_file
+from ....store.records import size_class_range
+from ...client.status import workload
+from ..explaining.values import Explanation
+from ..explaining.words import MEANINGS, noted, shown
+from ..jobs.listing import as_gain
+from ..jobs.listing_shown import unknown_gain
+from ..size_ranges import rounded_range
+from .facts import Facts, trust, untrained
+from .pictures import Picture, pictures
 
 
 def write_page(facts: Facts, out: Path) -> dict[str, str]:

@@ -10,14 +10,14 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from zerotune.store.records import Phase
-from zerotune.tuner.offline import plots
-from zerotune.tuner.offline.report import step_timeline
-from zerotune.tuner.offline.report.facts import Facts
-from zerotune.tuner.offline.report.rank_calls import rank_calls
-from zerotune.tuner.offline.report.rank_tracks import rank_tracks
-from zerotune.tuner.offline.report.regret import regret_by_step
-from zerotune.tuner.offline.winners import winner_table
+from ....store.records import Phase
+from .. import plots
+from ..winners import winner_table
+from . import step_timeline
+from .facts import Facts
+from .rank_calls import rank_calls
+from .rank_tracks import rank_tracks
+from .regret import regret_by_step
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.counted import counted
-from zerotune.store.errors import TraceError
-from zerotune.tuner.late_ranks.waits import TOGETHER
-from zerotune.tuner.offline.replay.table import CollectiveTable
-from zerotune.tuner.traces.own.clocks import Clocks, RankTimes, Span, is_timed
-from zerotune.tuner.traces.own.jobs import one_start
-from zerotune.tuner.traces.own.reader import trace_files
+from ....store.counted import counted
+from ....store.errors import TraceError
+from ...late_ranks.waits import TOGETHER
+from ...traces.own.clocks import Clocks, RankTimes, Span, is_timed
+from ...traces.own.jobs import one_start
+from ...traces.own.reader import trace_files
+from ..replay.table import CollectiveTable
 
 Array = NDArray[Any]
 

@@ -9,12 +9,12 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.figure import Figure
 
-from zerotune.store.records import CommunicatorClass, Phase
-from zerotune.store.wire import FLAG_MATCHED
-from zerotune.tuner.offline import plots
-from zerotune.tuner.offline.chrome_trace.events import SideBySide
-from zerotune.tuner.offline.chrome_trace.named import by_field, collective_name, named
-from zerotune.tuner.offline.report.rank_calls import UNKNOWN_RANK, RankCalls
+from ....store.records import CommunicatorClass, Phase
+from ....store.wire import FLAG_MATCHED
+from .. import plots
+from ..chrome_trace.events import SideBySide
+from ..chrome_trace.named import by_field, collective_name, named
+from .rank_calls import UNKNOWN_RANK, RankCalls
 
 _LANE_INCHES: Final = 0.19
 _AROUND_INCHES: Final = 1.2

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import Outcome
+from ....store.records import Outcome
 
 Array = NDArray[Any]
 _PLACE: Final = ("n_ranks", "n_nodes", "message_bytes", "collective", "phase")

@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.store.records import Phase
-from zerotune.tuner.advice.prediction.timeline import OpKind, Timeline
-from zerotune.tuner.advice.prediction.timeline import Span as PlayedSpan
-from zerotune.tuner.offline.replay.schedule import StepModel, infer
-from zerotune.tuner.offline.replay.table import CollectiveTable
+from ....store.records import Phase
+from ...advice.prediction.timeline import OpKind, Timeline
+from ...advice.prediction.timeline import Span as PlayedSpan
+from ..replay.schedule import StepModel, infer
+from ..replay.table import CollectiveTable
 
 Span = tuple[float, float]
 """(start, end) in microseconds since the step began."""

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from zerotune.tuner.offline.sweep.compare import SweepComparison, compare, render_comparison
-from zerotune.tuner.offline.sweep.render import progress_bar, render
-from zerotune.tuner.offline.sweep.result import SweepResult, SweepRow
-from zerotune.tuner.offline.sweep.run import SweepRequest, check, run_sweep
-from zerotune.tuner.offline.sweep.strategy import BUDGET
+from .compare import SweepComparison, compare, render_comparison
+from .render import progress_bar, render
+from .result import SweepResult, SweepRow
+from .run import SweepRequest, check, run_sweep
+from .strategy import BUDGET
 
 __all__ = [
     "BUDGET",

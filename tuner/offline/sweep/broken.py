@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from zerotune.store.records import BASELINE, Collective, Outcome
-from zerotune.tuner.offline.sweep.grid import GridPoint
+from ....store.records import BASELINE, Collective, Outcome
+from .grid import GridPoint
 
 SETTING_FAILURES: Final = 2
 """A setting that broke at this many sizes of a collective is not tried at the others."""

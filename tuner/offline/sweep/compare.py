@@ -10,12 +10,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from zerotune.store.errors import UserError
-from zerotune.store.records import BASELINE, Collective, Outcome, Source
-from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.rows.measurements import candidate_of
-from zerotune.tuner.offline.sweep.grid import GridPoint, Place
-from zerotune.tuner.offline.sweep.surrogate import known_noise
+from ....store.errors import UserError
+from ....store.records import BASELINE, Collective, Outcome, Source
+from ....store.sqlite.database import Store
+from ....store.sqlite.rows.measurements import candidate_of
+from .grid import GridPoint, Place
+from .surrogate import known_noise
 
 SMALLEST_CHANGE = 0.02
 """Changes below this share are not reported, even where they are beyond noise."""

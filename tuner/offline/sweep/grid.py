@@ -13,11 +13,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.agent.nccl import catalog
-from zerotune.agent.nccl.cost_model import in_effect
-from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome
-from zerotune.store.sqlite.rows.measurements import candidate_of
-from zerotune.tuner.offline.sweep.protocol import whole_bytes
+from ....agent.nccl import catalog
+from ....agent.nccl.cost_model import in_effect
+from ....store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome
+from ....store.sqlite.rows.measurements import candidate_of
+from .protocol import whole_bytes
 
 Array = NDArray[Any]
 

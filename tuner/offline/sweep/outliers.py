@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.store.records import Candidate, Collective, Outcome
-from zerotune.tuner.offline.sweep.grid import GridPoint, Place
+from ....store.records import Candidate, Collective, Outcome
+from .grid import GridPoint, Place
 
 OUTLIER_RATIO: Final = 1.3
 """Two samples, or a sample and both its neighbours, that differ by more are looked into."""

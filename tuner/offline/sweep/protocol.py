@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from zerotune.store.records import Candidate, Collective
+from ....store.records import Candidate, Collective
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from zerotune.store.counted import counted
-from zerotune.store.records import CommunicatorClass
-from zerotune.tuner.offline.emulated_note import emulated_note
-from zerotune.tuner.offline.sweep.result import SweepResult, SweepRow
-from zerotune.tuner.offline.sweep.run import Progress as Callback
-from zerotune.tuner.offline.sweep.unvisited import Unvisited, Why
+from ....store.counted import counted
+from ....store.records import CommunicatorClass
+from ..emulated_note import emulated_note
+from .result import SweepResult, SweepRow
+from .run import Progress as Callback
+from .unvisited import Unvisited, Why
 
 MAX_PER_PLACE = 4
 WIDE = 140

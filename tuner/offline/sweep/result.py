@@ -8,10 +8,10 @@ from functools import partial
 
 import msgspec
 
-from zerotune.store.records import BASELINE, Collective, Outcome
-from zerotune.tuner.offline.sweep.grid import GridPoint, Place
-from zerotune.tuner.offline.sweep.strategy import Choice
-from zerotune.tuner.offline.sweep.unvisited import Unvisited
+from ....store.records import BASELINE, Collective, Outcome
+from .grid import GridPoint, Place
+from .strategy import Choice
+from .unvisited import Unvisited
 
 
 class SweepRow(msgspec.Struct, frozen=True):

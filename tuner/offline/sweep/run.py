@@ -14,21 +14,21 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from zerotune.agent.nccl import catalog, compiled
-from zerotune.agent.nccl import fabric as fabrics
-from zerotune.store.errors import PluginError, UserError
-from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome, Phase, Source
-from zerotune.store.sqlite.database import MEASUREMENT, UNKNOWN, Store
-from zerotune.store.sqlite.rows.measurements import candidate_of
-from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.modeling.trainer import load_correction
-from zerotune.tuner.offline.sweep.broken import leave_out
-from zerotune.tuner.offline.sweep.grid import MIN_REPEATS, GridPoint, Place, make_grid, message_sizes, restore
-from zerotune.tuner.offline.sweep.protocol import Measure, MeasuredCalls, Ready
-from zerotune.tuner.offline.sweep.result import SweepResult, rows_of
-from zerotune.tuner.offline.sweep.strategy import BUDGET, LOOK_REPEATS, Active, FullGrid, Strategy
-from zerotune.tuner.offline.sweep.unvisited import unvisited
-from zerotune.tuner.offline.sweep.workers import GroupFailure, WorkerGroup, joined_us
+from ....agent.nccl import catalog, compiled
+from ....agent.nccl import fabric as fabrics
+from ....store.errors import PluginError, UserError
+from ....store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome, Phase, Source
+from ....store.sqlite.database import MEASUREMENT, UNKNOWN, Store
+from ....store.sqlite.rows.measurements import candidate_of
+from ...modeling.features import CostPrior
+from ...modeling.trainer import load_correction
+from .broken import leave_out
+from .grid import MIN_REPEATS, GridPoint, Place, make_grid, message_sizes, restore
+from .protocol import Measure, MeasuredCalls, Ready
+from .result import SweepResult, rows_of
+from .strategy import BUDGET, LOOK_REPEATS, Active, FullGrid, Strategy
+from .unvisited import unvisited
+from .workers import GroupFailure, WorkerGroup, joined_us
 
 Array = NDArray[Any]
 

@@ -11,13 +11,13 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome
-from zerotune.tuner.modeling.correction.baked import Correction
-from zerotune.tuner.modeling.features import CostPrior, Floats
-from zerotune.tuner.modeling.posterior import expected_improvement
-from zerotune.tuner.offline.sweep import outliers
-from zerotune.tuner.offline.sweep.grid import CONFIDENCE, MIN_REPEATS, GridPoint, Place
-from zerotune.tuner.offline.sweep.surrogate import (
+from ....store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome
+from ...modeling.correction.baked import Correction
+from ...modeling.features import CostPrior, Floats
+from ...modeling.posterior import expected_improvement
+from . import outliers
+from .grid import CONFIDENCE, MIN_REPEATS, GridPoint, Place
+from .surrogate import (
     MIN_FREE,
     USUAL_WEIGHT,
     Expected,

@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from zerotune.store.records import BASELINE, Candidate, CommunicatorClass, Outcome, size_class
-from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD, Correction
-from zerotune.tuner.modeling.features import CostPrior, Floats, cell_of
-from zerotune.tuner.modeling.posterior import Column, Known, fitted_scale, joint
-from zerotune.tuner.offline.sweep.grid import GridPoint, Place
+from ....store.records import BASELINE, Candidate, CommunicatorClass, Outcome, size_class
+from ...modeling.correction.baked import UNKNOWN_STD, Correction
+from ...modeling.features import CostPrior, Floats, cell_of
+from ...modeling.posterior import Column, Known, fitted_scale, joint
+from .grid import GridPoint, Place
 
 COMMON_STD: Final = 2.0
 """How far off (log) all guesses may be together: it is no doubt about a choice."""

@@ -8,9 +8,9 @@ from collections.abc import Container, Iterator, Sequence
 
 import msgspec
 
-from zerotune.store.records import Outcome
-from zerotune.tuner.offline.sweep.grid import GridPoint
-from zerotune.tuner.offline.sweep.strategy import Strategy
+from ....store.records import Outcome
+from .grid import GridPoint
+from .strategy import Strategy
 
 
 class Why(enum.Enum):

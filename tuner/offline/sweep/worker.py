@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from zerotune.store.parent_process import end_with_parent
-from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow
-from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.offline.sweep.protocol import (
+from ....store.parent_process import end_with_parent
+from ....store.records import BASELINE, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow
+from ....store.wire import FLAG_TIMED
+from .protocol import (
     Failed,
     Measure,
     MeasuredCalls,
@@ -45,7 +45,7 @@ class Worker:
         import torch
         import torch.distributed as dist
 
-        from zerotune.agent.nccl import library
+        from ....agent.nccl import library
 
         self._torch, self._dist = torch, dist
         self._plugin = library.load()
@@ -70,7 +70,7 @@ class Worker:
 
     def probe(self, collectives: tuple[Collective, ...]) -> Ready:
         """See what NCCL offers for `collectives`: run each once under its own choice."""
-        from zerotune.agent.machine import identity
+        from ....agent.machine import identity
 
         cells: dict[str, tuple[tuple[int, int], ...]] = {}
         costs: dict[str, dict[int, tuple[tuple[float, ...], ...]]] = {}
@@ -159,7 +159,7 @@ class Worker:
 
     def _max_channels(self, fabric: str | None) -> int:
         if fabric is not None:
-            from zerotune.agent.nccl import fabric as fabrics
+            from ....agent.nccl import fabric as fabrics
 
             return fabrics.load(fabric).max_channels(self._communicator)
         return self._plugin.channels_seen(self._communicator) or 32

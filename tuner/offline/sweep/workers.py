@@ -12,12 +12,12 @@ from typing import IO, Final
 
 import msgspec
 
-from zerotune.agent.nccl import compiled
-from zerotune.store.errors import UserError
-from zerotune.store.foreign.own_python import python_with
-from zerotune.store.records import Collective, Outcome
-from zerotune.tuner.offline.scratch import ScratchFolder
-from zerotune.tuner.offline.sweep.protocol import Failed, Measure, MeasuredCalls, Ready, Reply, Stop, reply_of, to_line
+from ....agent.nccl import compiled
+from ....store.errors import UserError
+from ....store.foreign.own_python import python_with
+from ....store.records import Collective, Outcome
+from ..scratch import ScratchFolder
+from .protocol import Failed, Measure, MeasuredCalls, Ready, Reply, Stop, reply_of, to_line
 
 START_TIMEOUT_S: Final = 90.0
 GRACE_S: Final = 1.0

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from zerotune.agent.nccl.cost_model import Topology
-from zerotune.agent.nccl.libnccl import Libnccl
-from zerotune.agent.nccl.mock_cuda.machine import read_machine
-from zerotune.agent.nccl.twin.live_table import MODELLED_SINCE, Difference, differences, with_stated_cells
-from zerotune.agent.nccl.twin.protocol import Question
-from zerotune.agent.nccl.twin.search import believed
-from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl
-from zerotune.store.errors import UserError
-from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, PlanRow, Protocol
-from zerotune.tuner.offline.nccl_choices.choices import shareable
+from ....agent.nccl.cost_model import Topology
+from ....agent.nccl.libnccl import Libnccl
+from ....agent.nccl.mock_cuda.machine import read_machine
+from ....agent.nccl.twin.live_table import MODELLED_SINCE, Difference, differences, with_stated_cells
+from ....agent.nccl.twin.protocol import Question
+from ....agent.nccl.twin.search import believed
+from ....agent.nccl.twin.twin import Cluster, ask_nccl
+from ....store.errors import UserError
+from ....store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, PlanRow, Protocol
+from ..nccl_choices.choices import shareable
 
 _COLLECTIVES: Final = (
     Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast, Collective.reduce,

@@ -9,16 +9,16 @@ from typing import Final
 
 import msgspec
 
-from zerotune.agent.nccl import fabric
-from zerotune.agent.nccl.mock_cuda.machine import MAX_FILE_BYTES, read_machine
-from zerotune.agent.nccl.twin.machines import MACHINES
-from zerotune.agent.nccl.twin.twin import Cluster
-from zerotune.store.atomic_file import atomic_write
-from zerotune.store.errors import UserError
-from zerotune.store.foreign.regular_file import read_file
-from zerotune.store.paths import user_fabrics_dir
-from zerotune.tuner.offline.user_fabrics.belief import Believed, ask
-from zerotune.tuner.offline.user_fabrics.text import fabric_text
+from ....agent.nccl import fabric
+from ....agent.nccl.mock_cuda.machine import MAX_FILE_BYTES, read_machine
+from ....agent.nccl.twin.machines import MACHINES
+from ....agent.nccl.twin.twin import Cluster
+from ....store.atomic_file import atomic_write
+from ....store.errors import UserError
+from ....store.foreign.regular_file import read_file
+from ....store.paths import user_fabrics_dir
+from .belief import Believed, ask
+from .text import fabric_text
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 

@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from zerotune.agent.nccl import cost_model, memory
-from zerotune.agent.nccl.cost_model import StatedCell, Topology
-from zerotune.agent.nccl.fabric_file import BelievedSpan
-from zerotune.agent.nccl.mock_cuda.machine import Gpu
-from zerotune.store.records import Algorithm, Collective, CommunicatorClass, Protocol
+from ....agent.nccl import cost_model, memory
+from ....agent.nccl.cost_model import StatedCell, Topology
+from ....agent.nccl.fabric_file import BelievedSpan
+from ....agent.nccl.mock_cuda.machine import Gpu
+from ....store.records import Algorithm, Collective, CommunicatorClass, Protocol
 
 
 class _Figures(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any, Final
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from zerotune.agent.daemon_link.keys import load_certificate
-from zerotune.tuner.service.network.gate import Gate
+from ....agent.daemon_link.keys import load_certificate
+from .gate import Gate
 
 _log = logging.getLogger("zerotune.daemon")
 

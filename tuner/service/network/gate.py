@@ -14,9 +14,9 @@ from typing import Final
 
 import psutil
 
-from zerotune.store.errors import UserError
-from zerotune.store.foreign.own_python import python_with
-from zerotune.store.paths import ENDPOINT_REMEDY, MAX_IPC_PATH_BYTES
+from ....store.errors import UserError
+from ....store.foreign.own_python import python_with
+from ....store.paths import ENDPOINT_REMEDY, MAX_IPC_PATH_BYTES
 
 _log = logging.getLogger("zerotune.daemon")
 

@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
-from zerotune.store.errors import TraceError, UserError
-from zerotune.store.records import Collective, TimingSource
-from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.traces.files import line_chunks
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.records import MAX_CHANNELS, UNKNOWN_U1, Block, Summary, communicator_id, empty_block
+from ....agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
+from ....store.errors import TraceError, UserError
+from ....store.records import Collective, TimingSource
+from ....store.wire import FLAG_TIMED
+from ..files import line_chunks
+from ..left_out import LeftOut
+from ..records import MAX_CHANNELS, UNKNOWN_U1, Block, Summary, communicator_id, empty_block
 
 
 # Short-lived and without cycles: the garbage collector need not look at every one (`gc=False`).

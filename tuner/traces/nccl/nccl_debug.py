@@ -20,12 +20,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
-from zerotune.store.errors import UserError
-from zerotune.tuner.traces.files import line_chunks
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.rank_count import SHARED_OUT
-from zerotune.tuner.traces.records import (
+from ....agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
+from ....store.errors import UserError
+from ..files import line_chunks
+from ..left_out import LeftOut
+from ..rank_count import SHARED_OUT
+from ..records import (
     MAX_BYTES,
     MAX_CHANNELS,
     POINT_TO_POINT,

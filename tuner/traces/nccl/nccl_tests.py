@@ -14,15 +14,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
-from zerotune.store.errors import TraceError, UserError
-from zerotune.store.records import BASELINE, Candidate, Collective, Observation, TimingSource
-from zerotune.tuner.traces.csv_rows import value_in
-from zerotune.tuner.traces.files import line_chunks
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.nccl.plain_lines import PlainLines
-from zerotune.tuner.traces.rank_count import RunRanks
-from zerotune.tuner.traces.records import (
+from ....agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
+from ....store.errors import TraceError, UserError
+from ....store.records import BASELINE, Candidate, Collective, Observation, TimingSource
+from ..csv_rows import value_in
+from ..files import line_chunks
+from ..left_out import LeftOut
+from ..rank_count import RunRanks
+from ..records import (
     BLOCK_ROWS,
     FLAG_FORCED,
     MAX_CHANNELS,
@@ -33,6 +32,7 @@ from zerotune.tuner.traces.records import (
     communicator_id,
     datatype_index,
 )
+from .plain_lines import PlainLines
 
 _NUMBER: Final = rb"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
 MAX_DEVIATION: Final = 1e-3

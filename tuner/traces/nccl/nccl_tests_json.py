@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
-from zerotune.agent.nccl.catalog import find_collective
-from zerotune.store.errors import TraceError
-from zerotune.store.records import Collective, Observation, TimingSource
-from zerotune.tuner.traces.files import JsonStream
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.nccl.nccl_tests import GROUPED, contradiction, forced_setting, with_ranks
-from zerotune.tuner.traces.rank_count import MAX_RANKS, RunRanks
-from zerotune.tuner.traces.records import (
+from ....agent.nccl.catalog import find_collective
+from ....store.errors import TraceError
+from ....store.records import Collective, Observation, TimingSource
+from ..files import JsonStream
+from ..left_out import LeftOut
+from ..rank_count import MAX_RANKS, RunRanks
+from ..records import (
     FLAG_DEFAULT,
     FLAG_FORCED,
     Block,
@@ -26,6 +25,7 @@ from zerotune.tuner.traces.records import (
     Summary,
     blocks_of,
 )
+from .nccl_tests import GROUPED, contradiction, forced_setting, with_ranks
 
 _MOST_EACH: Final = 256
 """GPUs of one process, or its threads: more means that the file is damaged."""

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
-from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
-from zerotune.store.errors import TraceError, UserError
-from zerotune.store.records import Algorithm, Collective, Observation, Protocol, TimingSource
-from zerotune.tuner.traces.files import line_chunks
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.records import (
+from ....agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
+from ....store.errors import TraceError, UserError
+from ....store.records import Algorithm, Collective, Observation, Protocol, TimingSource
+from ..files import line_chunks
+from ..left_out import LeftOut
+from ..records import (
     MAX_BYTES,
     MAX_CHANNELS,
     UNKNOWN_U4,

@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from zerotune.agent.nccl.catalog import find_collective
-from zerotune.store.records import Collective, Observation, TimingSource
-from zerotune.tuner.traces.csv_rows import cells_of, numbered_rows, value_in
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.nccl.nccl_tests import contradiction, fits, is_right, named_in
-from zerotune.tuner.traces.rank_count import MAX_RANKS, Implied, implied_ranks, rank_count
-from zerotune.tuner.traces.records import (
+from ....agent.nccl.catalog import find_collective
+from ....store.records import Collective, Observation, TimingSource
+from ..csv_rows import cells_of, numbered_rows, value_in
+from ..left_out import LeftOut
+from ..rank_count import MAX_RANKS, Implied, implied_ranks, rank_count
+from ..records import (
     BLOCK_ROWS,
     MAX_BYTES,
     Block,
@@ -29,6 +28,7 @@ from zerotune.tuner.traces.records import (
     element_bytes,
     sized_call,
 )
+from .nccl_tests import contradiction, fits, is_right, named_in
 
 _NAMES: Final = {
     "collective": ("collective", "collective_name", "coll", "operation", "op", "test"),

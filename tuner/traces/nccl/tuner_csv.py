@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
-from zerotune.store.errors import TraceError, UserError
-from zerotune.store.records import Algorithm, Protocol, TimingSource
-from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.traces.csv_rows import header_cells, numbered_rows, value_in
-from zerotune.tuner.traces.files import head
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.records import (
+from ....agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
+from ....store.errors import TraceError, UserError
+from ....store.records import Algorithm, Protocol, TimingSource
+from ....store.wire import FLAG_TIMED
+from ..csv_rows import header_cells, numbered_rows, value_in
+from ..files import head
+from ..left_out import LeftOut
+from ..records import (
     FLAG_DEFAULT,
     FLAG_FORCED,
     UNKNOWN_U1,
@@ -30,7 +30,7 @@ from zerotune.tuner.traces.records import (
     Summary,
     empty_block,
 )
-from zerotune.tuner.traces.refused import TUNER_REQUIRED, Refusal, wrong_with
+from ..refused import TUNER_REQUIRED, Refusal, wrong_with
 
 _Name = TypeVar("_Name", Algorithm, Protocol)
 _NCCLS_CHOICE: Final = "default"

@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.traces.own.jobs import RankFile
-from zerotune.tuner.traces.own.reader import OwnTrace, read_own
+from ....store.wire import FLAG_TIMED
+from .jobs import RankFile
+from .reader import OwnTrace, read_own
 
 Array = NDArray[Any]
 Span = tuple[float, float]

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerotune.store.errors import TraceError, UserError
-from zerotune.store.trace_format import TraceHeader
-from zerotune.tuner.traces.own.reader import iter_members
+from ....store.errors import TraceError, UserError
+from ....store.trace_format import TraceHeader
+from .reader import iter_members
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.errors import TraceError
-from zerotune.store.records import Source, TimingSource
-from zerotune.store.trace_format import TraceHeader
-from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.join import Joiner, measurements_of
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.measuring import Portion, UserFacts, placed
-from zerotune.tuner.traces.own.jobs import RankFile, copy_note, read_header, starts_of_jobs
-from zerotune.tuner.traces.records import Block, Summary
+from ....store.errors import TraceError
+from ....store.records import Source, TimingSource
+from ....store.trace_format import TraceHeader
+from ....store.wire import FLAG_TIMED
+from ...join import Joiner, measurements_of
+from ..left_out import LeftOut
+from ..measuring import Portion, UserFacts, placed
+from ..records import Block, Summary
+from .jobs import RankFile, copy_note, read_header, starts_of_jobs
 
 WAITING_RECORDS: Final = 100_000
 """Records read ahead, of all ranks together: well below the number at which the joiner gives up."""

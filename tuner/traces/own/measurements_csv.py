@@ -15,13 +15,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
-from zerotune.store.sqlite.rows.measurements import MEASUREMENT, well_formed
-from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.traces.csv_rows import cells_of, csv_chunks, numbered, rows_of, value_in
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.measuring import Portion, UserFacts, placed, with_setting, without_impossible
-from zerotune.tuner.traces.records import (
+from ....store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
+from ....store.sqlite.rows.measurements import MEASUREMENT, well_formed
+from ....store.wire import FLAG_TIMED
+from ..csv_rows import cells_of, csv_chunks, numbered, rows_of, value_in
+from ..left_out import LeftOut
+from ..measuring import Portion, UserFacts, placed, with_setting, without_impossible
+from ..records import (
     FLAG_DEFAULT,
     FLAG_FORCED,
     MAX_BYTES,
@@ -31,7 +31,7 @@ from zerotune.tuner.traces.records import (
     Summary,
     empty_block,
 )
-from zerotune.tuner.traces.refused import OWN_REQUIRED
+from ..refused import OWN_REQUIRED
 
 _NAMED: Final[dict[str, tuple[type[IntEnum], int | None]]] = {
     "collective": (Collective, None),

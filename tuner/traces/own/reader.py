@@ -15,8 +15,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from zerotune.store.errors import TraceError
-from zerotune.store.trace_format import (
+from ....store.errors import TraceError
+from ....store.trace_format import (
     MAX_MEMBER_BYTES,
     STEP_FIELDS,
     TRACE_FORMAT,
@@ -28,10 +28,10 @@ from zerotune.store.trace_format import (
     TraceHeader,
     TraceMember,
 )
-from zerotune.store.wire import OBSERVATION_FIELDS
-from zerotune.tuner.traces.files import TraceFile, opened
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.records import Block, Summary
+from ....store.wire import OBSERVATION_FIELDS
+from ..files import TraceFile, opened
+from ..left_out import LeftOut
+from ..records import Block, Summary
 
 RECORD_DTYPE: Final = np.dtype(OBSERVATION_FIELDS)
 STEP_DTYPE: Final = np.dtype(STEP_FIELDS)

@@ -14,13 +14,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from zerotune.agent.nccl.catalog import find_collective
-from zerotune.store.errors import TraceError
-from zerotune.store.records import Collective, Observation, TimingSource
-from zerotune.tuner.traces.files import TraceFile, opened
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.pytorch.flight_recorder import rank_of
-from zerotune.tuner.traces.records import (
+from ....agent.nccl.catalog import find_collective
+from ....store.errors import TraceError
+from ....store.records import Collective, Observation, TimingSource
+from ..files import TraceFile, opened
+from ..left_out import LeftOut
+from ..records import (
     MAX_BYTES,
     UNKNOWN_U4,
     Block,
@@ -30,6 +29,7 @@ from zerotune.tuner.traces.records import (
     communicator_id,
     sized_call,
 )
+from .flight_recorder import rank_of
 
 MAX_MESSAGE_BYTES: Final = 4 << 20
 """Limit of one message's length: to decode a hostile one may take 15 times as much memory."""

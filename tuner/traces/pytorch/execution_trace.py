@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from zerotune.agent.nccl.catalog import find_collective
-from zerotune.store.errors import TraceError
-from zerotune.store.records import Observation
-from zerotune.tuner.traces.files import JsonStream
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.pytorch.flight_recorder import rank_of
-from zerotune.tuner.traces.records import (
+from ....agent.nccl.catalog import find_collective
+from ....store.errors import TraceError
+from ....store.records import Observation
+from ..files import JsonStream
+from ..left_out import LeftOut
+from ..records import (
     MAX_BYTES,
     UNKNOWN_U4,
     Block,
@@ -30,6 +29,7 @@ from zerotune.tuner.traces.records import (
     is_impossible,
     sized_call,
 )
+from .flight_recorder import rank_of
 
 _GROUPS_NODE: Final = "## process_group:init ##"
 _CALL_NODE: Final = "record_param_comms"

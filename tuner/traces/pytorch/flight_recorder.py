@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from zerotune.agent.nccl.catalog import find_collective
-from zerotune.store.errors import TraceError
-from zerotune.store.records import Observation, TimingSource
-from zerotune.tuner.traces.files import JsonStream
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.records import (
+from ....agent.nccl.catalog import find_collective
+from ....store.errors import TraceError
+from ....store.records import Observation, TimingSource
+from ..files import JsonStream
+from ..left_out import LeftOut
+from ..records import (
     MAX_BYTES,
     POINT_TO_POINT,
     UNKNOWN_U4,

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.errors import TraceError
-from zerotune.tuner.traces.files import opened
-from zerotune.tuner.traces.pytorch.flight_recorder import FACTS, observations
-from zerotune.tuner.traces.pytorch.plain_pickle import MAX_PICKLE_BYTES, load_plain
-from zerotune.tuner.traces.records import Block, Summary, blocks_of
+from ....store.errors import TraceError
+from ..files import opened
+from ..records import Block, Summary, blocks_of
+from .flight_recorder import FACTS, observations
+from .plain_pickle import MAX_PICKLE_BYTES, load_plain
 
 _OLD: Final = (b"(dp0\n", b"(d", b"}q\0(")
 

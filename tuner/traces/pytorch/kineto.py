@@ -22,12 +22,12 @@ from typing import Any, Final
 
 import msgspec
 
-from zerotune.agent.nccl.catalog import find_collective
-from zerotune.store.errors import TraceError
-from zerotune.store.records import Observation, TimingSource
-from zerotune.tuner.traces.files import Batches, JsonStream
-from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.records import (
+from ....agent.nccl.catalog import find_collective
+from ....store.errors import TraceError
+from ....store.records import Observation, TimingSource
+from ..files import Batches, JsonStream
+from ..left_out import LeftOut
+from ..records import (
     FLAG_COUNTED,
     MAX_BYTES,
     MAX_CHANNELS,

@@ -14,7 +14,7 @@ import io
 import pickletools
 from typing import Any, Final
 
-from zerotune.store.errors import TraceError
+from ....store.errors import TraceError
 
 MAX_PICKLE_BYTES: Final = 1 << 28
 MAX_INSTRUCTIONS: Final = 1 << 24

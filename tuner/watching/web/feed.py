@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from zerotune.tuner.watching.snapshot import Snapshot, since
-from zerotune.tuner.watching.watcher import Watcher
+from ..snapshot import Snapshot, since
+from ..watcher import Watcher
 
 PERIOD_S: Final = 1.0
 MAX_PAGES: Final = 32

@@ -12,7 +12,7 @@ from typing import Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from zerotune.tuner.watching.web.access import IS_KNOWN
+from .access import IS_KNOWN
 
 MAX_CONNECTIONS: Final = 64
 """When one more comes, the oldest makes room: of those that showed no token, else of those that wait for a request."""

@@ -16,11 +16,11 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from zerotune.store.errors import UserError
-from zerotune.tuner.watching.watcher import Watcher
-from zerotune.tuner.watching.web.access import Access
-from zerotune.tuner.watching.web.feed import Feed
-from zerotune.tuner.watching.web.patience import Connection
+from ....store.errors import UserError
+from ..watcher import Watcher
+from .access import Access
+from .feed import Feed
+from .patience import Connection
 
 FILES: Final = {
     "/": ("page.html", "text/html"),

@@ -16,8 +16,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from zerotune.agent.nccl.emulated.device import clock
-from zerotune.agent.nccl.fabric_file import Compute
+from ...fabric_file import Compute
+from . import clock
 
 OPTIMIZER_PASSES: Final = 7
 """Adam reads parameter, gradient and two states, and writes three of them back."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from zerotune.agent.nccl.emulated.errors import DeviceOutOfMemory
-from zerotune.agent.nccl.fabric import Fabric
-from zerotune.store.records import Algorithm, CommunicatorClass
+from .....store.records import Algorithm, CommunicatorClass
+from ...fabric import Fabric
+from ..errors import DeviceOutOfMemory
 
 
 class DeviceMemory:

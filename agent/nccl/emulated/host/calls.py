@@ -9,9 +9,9 @@ from typing import Final, Protocol
 
 import torch
 
-from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM, Operator
-from zerotune.agent.nccl.emulated.transport.rendezvous import Rendezvous
-from zerotune.store.records import Candidate, Collective
+from .....store.records import Candidate, Collective
+from ..torch_backend.reduction import SUM, Operator
+from ..transport.rendezvous import Rendezvous
 
 TUNED: Final = frozenset(
     {Collective.broadcast, Collective.reduce, Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce}

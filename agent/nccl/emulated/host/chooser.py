@@ -9,11 +9,11 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from zerotune.agent.nccl import catalog, cost_model, pinning
-from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
-from zerotune.agent.nccl.emulated.host.plugin_host import CommunicatorPlugins, plugin_host
-from zerotune.agent.nccl.fabric import Fabric
-from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
+from .....store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
+from ... import catalog, cost_model, pinning
+from ...fabric import Fabric
+from ..errors import EmulatedNcclError
+from .plugin_host import CommunicatorPlugins, plugin_host
 
 IGNORE: Final = cost_model.IGNORE
 _N_CELLS: Final = cost_model.N_ALGORITHMS * cost_model.N_PROTOCOLS

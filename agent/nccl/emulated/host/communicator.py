@@ -18,21 +18,21 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from zerotune.agent.nccl.channel_limit import channel_limit
-from zerotune.agent.nccl.emulated import faults
-from zerotune.agent.nccl.emulated.device import clock
-from zerotune.agent.nccl.emulated.device.memory import CommunicatorMemory
-from zerotune.agent.nccl.emulated.errors import CallMismatch, EmulatedNcclError, SettingDisagreement
-from zerotune.agent.nccl.emulated.host.calls import NO_SETTING, TUNED, FusedTasks, IssuedCall, Path
-from zerotune.agent.nccl.emulated.host.chooser import Chooser
-from zerotune.agent.nccl.emulated.host.datatypes import BYTES, DATATYPES
-from zerotune.agent.nccl.emulated.host.events import ProfilerEvents
-from zerotune.agent.nccl.emulated.host.plugin_host import CapturedGroup, CommunicatorPlugins, plugin_host
-from zerotune.agent.nccl.emulated.host.registered_buffers import RegisteredBuffers
-from zerotune.agent.nccl.emulated.journal import JournalCall, journal
-from zerotune.agent.nccl.emulated.settings import Emulation
-from zerotune.agent.nccl.emulated.transport.rendezvous import Header, Rendezvous
-from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
+from .....store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
+from ...channel_limit import channel_limit
+from .. import faults
+from ..device import clock
+from ..device.memory import CommunicatorMemory
+from ..errors import CallMismatch, EmulatedNcclError, SettingDisagreement
+from ..journal import JournalCall, journal
+from ..settings import Emulation
+from ..transport.rendezvous import Header, Rendezvous
+from .calls import NO_SETTING, TUNED, FusedTasks, IssuedCall, Path
+from .chooser import Chooser
+from .datatypes import BYTES, DATATYPES
+from .events import ProfilerEvents
+from .plugin_host import CapturedGroup, CommunicatorPlugins, plugin_host
+from .registered_buffers import RegisteredBuffers
 
 
 class Communicator:

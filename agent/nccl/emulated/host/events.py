@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from zerotune.agent.nccl.emulated.host.calls import NO_SETTING, TUNED, FusedTasks, IssuedCall, Path, Task
-from zerotune.agent.nccl.emulated.host.datatypes import BYTES, DATATYPES
-from zerotune.agent.nccl.emulated.host.plugin_host import CapturedGroup, CollectiveEvent, CommunicatorPlugins
-from zerotune.store.records import Algorithm, Candidate, Collective, Protocol
+from .....store.records import Algorithm, Candidate, Collective, Protocol
+from .calls import NO_SETTING, TUNED, FusedTasks, IssuedCall, Path, Task
+from .datatypes import BYTES, DATATYPES
+from .plugin_host import CapturedGroup, CollectiveEvent, CommunicatorPlugins
 
 _COLLECTIVES: Final = {
     Collective.broadcast: b"Broadcast",

@@ -14,12 +14,12 @@ from typing import Any, Final
 import torch
 from torch._C._distributed_c10d import Work
 
-from zerotune.agent.nccl.emulated.host.calls import FusedTasks, Path, Task
-from zerotune.agent.nccl.emulated.host.communicator import Communicator
-from zerotune.agent.nccl.emulated.torch_backend import capture
-from zerotune.agent.nccl.emulated.torch_backend.reduction import Operator
-from zerotune.agent.nccl.emulated.torch_backend.work import EmulatedWork
-from zerotune.store.records import Collective
+from .....store.records import Collective
+from ..torch_backend import capture
+from ..torch_backend.reduction import Operator
+from ..torch_backend.work import EmulatedWork
+from .calls import FusedTasks, Path, Task
+from .communicator import Communicator
 
 FUSE_BELOW: Final = 4
 _BYTES_ALIKE: Final = (Collective.all_gather, Collective.broadcast)

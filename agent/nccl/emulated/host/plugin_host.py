@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from zerotune.agent.nccl.compiled import EMULATED_NCCL
-from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
-from zerotune.agent.nccl.release import release
-from zerotune.store.records import TimingSource
+from .....store.records import TimingSource
+from ...compiled import EMULATED_NCCL
+from ...release import release
+from ..errors import EmulatedNcclError
 
 _log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from typing import Final
 
 import torch
 
-from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
-from zerotune.agent.nccl.emulated.host.calls import Path, Task
-from zerotune.agent.nccl.emulated.torch_backend.reduction import Operator
-from zerotune.agent.nccl.release import Release
-from zerotune.store.records import Collective, CommunicatorClass
+from .....store.records import Collective, CommunicatorClass
+from ...release import Release
+from ..errors import EmulatedNcclError
+from ..torch_backend.reduction import Operator
+from .calls import Path, Task
 
 _SYMMETRIC: Final = frozenset({Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce})
 _SUM: Final = 0

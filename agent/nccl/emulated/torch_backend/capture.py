@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch._C._distributed_c10d import Work
 
-from zerotune.agent.nccl.emulated.device import clock
-from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
+from ..device import clock
+from ..errors import EmulatedNcclError
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from zerotune.agent.nccl.emulated.host.calls import FusedTasks, IssuedCall
-    from zerotune.agent.nccl.emulated.host.communicator import Communicator
-    from zerotune.store.records import Candidate
+    from .....store.records import Candidate
+    from ..host.calls import FusedTasks, IssuedCall
+    from ..host.communicator import Communicator
 
 _capturing: Graph | None = None
 

@@ -16,19 +16,19 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Work
 
-from zerotune.agent.nccl.emulated.device import clock
-from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
-from zerotune.agent.nccl.emulated.host import grouping
-from zerotune.agent.nccl.emulated.host.calls import Task
-from zerotune.agent.nccl.emulated.host.communicator import Communicator, close_all
-from zerotune.agent.nccl.emulated.settings import announce, emulation
-from zerotune.agent.nccl.emulated.torch_backend import capture, shrinking, tasks
-from zerotune.agent.nccl.emulated.torch_backend.alias import BACKEND
-from zerotune.agent.nccl.emulated.torch_backend.object_messages import by_gloo
-from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM, Operator, operator
-from zerotune.agent.nccl.emulated.torch_backend.work import EmulatedWork
-from zerotune.agent.nccl.emulated.transport.start import name_start
-from zerotune.store.records import Collective
+from .....store.records import Collective
+from ..device import clock
+from ..errors import EmulatedNcclError
+from ..host import grouping
+from ..host.calls import Task
+from ..host.communicator import Communicator, close_all
+from ..settings import announce, emulation
+from ..transport.start import name_start
+from . import capture, shrinking, tasks
+from .alias import BACKEND
+from .object_messages import by_gloo
+from .reduction import SUM, Operator, operator
+from .work import EmulatedWork
 
 _HANDLES_DIE_IN_CPP: Final = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 8)
 """Older torch drops the Python part of a work that C++ asked for, and then waits for it without end."""

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
-from zerotune.agent.nccl.emulated.transport.rendezvous import Rendezvous
-from zerotune.store.records import Candidate
+from .....store.records import Candidate
+from ..errors import EmulatedNcclError
+from ..transport.rendezvous import Rendezvous
 
 _Accumulate = Callable[[torch.Tensor, torch.Tensor], object]
 

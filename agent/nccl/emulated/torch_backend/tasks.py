@@ -7,10 +7,10 @@ from typing import Final
 
 import torch
 
-from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
-from zerotune.agent.nccl.emulated.host.calls import Finish, IssuedCall, Task
-from zerotune.agent.nccl.emulated.torch_backend import capture
-from zerotune.agent.nccl.emulated.torch_backend.reduction import Operator, reduce_into
+from ..errors import EmulatedNcclError
+from ..host.calls import Finish, IssuedCall, Task
+from . import capture
+from .reduction import Operator, reduce_into
 
 Tensors = Sequence[torch.Tensor]
 

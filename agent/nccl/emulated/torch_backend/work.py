@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
-from zerotune.agent.nccl.emulated.device import clock
-from zerotune.agent.nccl.emulated.host.calls import IssuedCall
+from ..device import clock
+from ..host.calls import IssuedCall
 
 _NO_TIMEOUT = timedelta(0)
 LAST_WORKS_S = 1.0

@@ -16,8 +16,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from zerotune.agent.nccl.compiled import EMULATED_NCCL
-from zerotune.agent.nccl.emulated.errors import CollectiveTimeout, EmulatedNcclError, PeerLost
+from ...compiled import EMULATED_NCCL
+from ..errors import CollectiveTimeout, EmulatedNcclError, PeerLost
 
 N_SLOTS: Final = 1024
 ARENA_BYTES: Final = 4 << 30

@@ -19,7 +19,7 @@ from typing import Any, Final
 import psutil
 import torch.distributed as dist
 
-from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
+from ..errors import EmulatedNcclError
 
 STALE_NAME_S: Final = 30.0
 """How long the first rank of a restarted group may take to replace the name of its dead predecessor."""
