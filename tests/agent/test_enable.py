@@ -18,7 +18,10 @@ print(dist.get_backend())
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [("fabric='nope'", "no fabric 'nope'"), ("fabric='as_believed', endpoint='junk'", "endpoint 'junk'")],
+    [
+        pytest.param("fabric='nope'", "no fabric 'nope'", marks=pytest.mark.slow),
+        ("fabric='as_believed', endpoint='junk'", "endpoint 'junk'"),
+    ],
 )
 def test_a_wrong_argument_is_one_line(arguments: str, named: str) -> None:
     command = [sys.executable, "-c", SCRIPT.format(arguments=arguments)]

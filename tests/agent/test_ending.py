@@ -168,8 +168,8 @@ if sys.argv[1] == "killed":
         ("one rank", (), Reason.one_rank),
         ("killed", (), Reason.cut_short),
         ("one rank", ("--quiet",), None),
-        ("no group", ("--quiet",), None),
-        ("one rank", ("--no-agent",), None),
+        pytest.param("no group", ("--quiet",), None, marks=pytest.mark.slow),
+        pytest.param("one rank", ("--no-agent",), None, marks=pytest.mark.slow),
     ],
 )
 def test_a_launched_command_ends_with_it(words, options, reason, tmp_path) -> None:

@@ -149,7 +149,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 def test_children_get_it_when_they_make_a_group_and_not_before(method: str, tmp_path: Path) -> None:
     port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     found = shown(CHILDREN, tmp_path, METHOD=method, **LAUNCHED, **port)

@@ -149,7 +149,10 @@ def test_root_is_told_whose_daemon_does_not_answer(served: Node) -> None:
     assert f"{RUNTIME}/{ALICE}/daemon.sock" not in told
 
 
-@pytest.mark.parametrize("target", ["a" * 300, "daemon.sock", f"../{ALICE}/daemon.sock"])
+TARGETS = [pytest.param(one, marks=pytest.mark.slow) for one in ("a" * 300, f"../{ALICE}/daemon.sock")]
+
+
+@pytest.mark.parametrize("target", ["daemon.sock", *TARGETS])
 def test_what_a_user_puts_in_place_of_a_daemon_hides_no_other(served: Node, target: str) -> None:
     pid = served.daemon(BOB)[0]
     served.link(BOB, target)
@@ -173,7 +176,7 @@ def test_who_may_begin_few_threads_is_told_so(served: Node, words: tuple[str, ..
     assert "Traceback" not in told
 
 
-@pytest.mark.parametrize("home", ["", "/tmp/j\udcfcrgen"])
+@pytest.mark.parametrize("home", [pytest.param("", marks=pytest.mark.slow), "/tmp/j\udcfcrgen"])
 def test_training_starts_without_a_home_or_in_one_that_is_no_utf8(another_node: Node, home: str) -> None:
     for words in ((), ("--start-daemon",), ("--no-agent", "--fabric", "ethernet_boxes")):
         code, out, told = another_node.command(CAROL, "launch", *words, "--", "echo", "trained", home=home)

@@ -68,7 +68,10 @@ def listening(private_path) -> Iterator[Listening]:
     made.process.wait()
 
 
-@pytest.mark.parametrize("begin", [b"", b"\xff", GREETING], ids=["silent", "begun", "greeting"])
+SILENT = pytest.param(b"", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("begin", [SILENT, b"\xff", GREETING], ids=["silent", "begun", "greeting"])
 def test_strangers_keep_nobody_from_a_daemon(listening, begin):
     before = listening.n_files
     held = []

@@ -30,7 +30,10 @@ COMMANDS = (
 DAMAGED_COLUMN = {"jobs": "stage", "measurements": "duration_us", "steps": "epoch", "decisions": "alternatives"}
 
 
-@pytest.mark.parametrize("table", DAMAGED_COLUMN)
+OTHERS = [pytest.param(one, marks=pytest.mark.slow) for one in ("jobs", "steps", "decisions")]
+
+
+@pytest.mark.parametrize("table", ["measurements", *OTHERS])
 def test_reading_ends_with_a_line_and_no_traceback(tmp_path: Path, table: str, monkeypatch, capsys, caplog):
     path = make_store(tmp_path / "s.db")
     with Store.open(path) as store:

@@ -84,7 +84,11 @@ def read_all(store: Store) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("value", DAMAGE.values(), ids=DAMAGE)
+SELDOM = ("negative", "bytes")
+VALUES = [pytest.param(value, marks=[pytest.mark.slow] if kind in SELDOM else []) for kind, value in DAMAGE.items()]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=DAMAGE)
 @pytest.mark.parametrize(("table", "column"), COLUMNS, ids=[".".join(one) for one in COLUMNS])
 def test_a_damaged_cell_costs_its_row_and_nothing_else(filled, caplog, table, column, value):
     with Store.open(filled, read_only=True) as store:

@@ -32,7 +32,11 @@ def trained(n_ranks: int, stage: int, max_norm: float | None, precision: str | N
 
 @pytest.mark.parametrize(
     ("n_ranks", "stage", "max_norm", "precision"),
-    [(2, 1, 0.1, None), (4, 2, None, "bf16"), (2, 3, 0.1, "bf16")],
+    [
+        pytest.param(2, 1, 0.1, None, marks=pytest.mark.slow),
+        pytest.param(4, 2, None, "bf16", marks=pytest.mark.slow),
+        (2, 3, 0.1, "bf16"),
+    ],
 )
 def test_no_bit_changes(world: World, n_ranks: int, stage: int, max_norm: float | None, precision: str | None) -> None:
     answers = world.run(n_ranks, trained, n_ranks, stage, max_norm, precision)
@@ -61,7 +65,12 @@ def trained_any(name: str, stage: int, autotune: bool) -> tuple[list[float], lis
 
 @pytest.mark.parametrize(
     ("name", "stage"),
-    [("fickle", 2), ("again-recomputed", 3), ("shared-by-layers", 3), ("partly-frozen", 3)],
+    [
+        ("fickle", 2),
+        ("again-recomputed", 3),
+        pytest.param("shared-by-layers", 3, marks=pytest.mark.slow),
+        pytest.param("partly-frozen", 3, marks=pytest.mark.slow),
+    ],
 )
 def test_no_bit_changes_whatever_is_done_with_layers(world: World, name: str, stage: int) -> None:
     fixed, tuned = (world.run(2, trained_any, name, stage, autotune) for autotune in (False, True))

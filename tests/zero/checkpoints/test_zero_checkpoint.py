@@ -76,11 +76,11 @@ def resume(name: str, n_ranks: int, settings: dict[str, Any], folder: str) -> di
     ("name", "saved_on", "resumed_on", "settings"),
     [
         ("gpt", 4, 2, {"stage": 3}),
-        ("odd", 4, 1, {"stage": 3, "precision": "bf16"}),
+        pytest.param("odd", 4, 1, {"stage": 3, "precision": "bf16"}, marks=pytest.mark.slow),
         ("odd", 1, 4, {"stage": 2}),
-        ("gpt", 2, 4, {"stage": 1, "precision": "bf16", "bucket_bytes": 500}),
+        pytest.param("gpt", 2, 4, {"stage": 1, "precision": "bf16", "bucket_bytes": 500}, marks=pytest.mark.slow),
         ("gpt", 2, 2, {"stage": 2, "bucket_bytes": 500}),  # a rank has parts of one parameter in several slices
-        ("quantised", 4, 2, {"stage": 3}),
+        pytest.param("quantised", 4, 2, {"stage": 3}, marks=pytest.mark.slow),
         ("hollow", 2, 4, {"stage": 1, "precision": "bf16", "bucket_bytes": 500}),
     ],
 )
