@@ -40,7 +40,7 @@ REACHED = {
     "agent_wheel_lines": 22_659,
     "store_lines": 6_041,
     "zero_runtime_lines": 4_432,
-    "tests_lines": 50_942,
+    "tests_lines": 50_944,
     "benchmarks_lines": 26_548,
     "constants": 1_066,
     "files_over_400_lines": 24,
