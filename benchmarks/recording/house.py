@@ -35,12 +35,12 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 47_200,
+    "tuner_lines": 47_204,
     "agent_lines": 22_659,
     "agent_wheel_lines": 22_659,
     "store_lines": 6_041,
     "zero_runtime_lines": 4_432,
-    "tests_lines": 50_944,
+    "tests_lines": 50_945,
     "benchmarks_lines": 26_548,
     "constants": 1_066,
     "files_over_400_lines": 24,

@@ -188,6 +188,7 @@ MISTAKES = {
     "report": [
         ["{folder}", "--store", "{store}"],
         ["/proc/x.html", "--store", "{store}"],
+        ["x.png", "--store", "{store}"],
         ["{out}", "--store", "{none}"],
         ["{out}", "--store", "{junk}"],
         ["{out}", "--store", "{store}", "--trace", "{junk}"],

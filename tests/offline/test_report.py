@@ -248,7 +248,7 @@ def _js(text: str) -> str:
 @pytest.mark.parametrize("words", [["report"], ["plot", "winners"]])
 def test_what_did_not_train_has_no_report(words, source, known, tmp_path: Path, monkeypatch, capsys):
     """Of a sweep or an import a page would say that NCCL's own choice ran throughout, in no steps."""
-    path, out = tmp_path / "s.db", tmp_path / "out.svg"
+    path, out = tmp_path / "s.db", tmp_path / ("out.html" if words == ["report"] else "out.svg")
     rows = np.zeros(3, MEASUREMENT)
     rows["n_ranks"], rows["n_nodes"], rows["message_bytes"], rows["duration_us"] = 2, 1, 4096, 5.0
     rows["algorithm"], rows["protocol"], rows["collective"] = Algorithm.ring, Protocol.ll, Collective.all_gather

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ....store.errors import UserError
 from ..options import AsJson, JobOfStore, StorePath
 from ..paths import output_file, store_path
 
@@ -37,8 +38,11 @@ def report(
     """
     from ...offline.report import gather, write_page
 
-    facts = gather(store_path(store), job, summary or (), trace or ())
     out = output_file(out)
+    if out.suffix not in ("", ".html", ".htm"):
+        problem = f"a report is a page, which {out} would not show"
+        raise UserError(problem, "name a file that ends in .html; `zerotune plot` writes pictures")
+    facts = gather(store_path(store), job, summary or (), trace or ())
     missing = write_page(facts, out)
     if "timeline" in missing:
         print(f"zerotune: no timeline is shown: {missing['timeline']}; {A_TRACE}", file=sys.stderr)

@@ -21,8 +21,8 @@ REMEDIES: Final = {
     LeftOut.unknown_name: "mend it: numbers without units, algorithms of"
     f" {', '.join(Algorithm.__members__)}, protocols of {', '.join(Protocol.__members__)}",
     LeftOut.collective_unknown: "say with --collective what was run",
-    LeftOut.no_duration: "a table needs a column of times, `latency_us` in NVIDIA's tuner CSV"
-    " (docs/reference/traces.md)",
+    LeftOut.no_duration: "a table needs a column of times, `latency_us` in NVIDIA's tuner CSV; NCCL's own log has none:"
+    " replay it with --fabric (docs/reference/traces.md)",
     LeftOut.impossible_time: "give each row its time in microseconds (docs/reference/traces.md)",
     LeftOut.nodes_unknown: "say with --n-nodes on how many nodes it ran",
     LeftOut.ranks_unknown: "say with --n-ranks how many ranks ran, or give the table a column `ranks`",

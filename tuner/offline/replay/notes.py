@@ -41,8 +41,8 @@ def notes_of(table: CollectiveTable, context: PolicyContext, evidence: FabricEvi
         yield "The trace has no durations: nothing is measured here."
     if not evidence.statistics:
         yield (
-            f"{evidence.why_none}: nothing is measured elsewhere, and nothing is learned. Policies that know earlier"
-            " jobs alone (model, nearest, and table without --plan) leave all to NCCL."
+            f"{evidence.why_none}: nothing is measured elsewhere, and nothing is learned. Policies that only know"
+            " earlier jobs (model, nearest, and table without --plan) would leave all to NCCL."
         )
     if context.costs is None:
         yield "The fabric is not described: nothing is predicted. Name one with --fabric."
