@@ -74,7 +74,7 @@ class ZeroConfiguration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Software(msgspec.Struct, frozen=True, kw_only=True):
-    """What the training script uses."""
+    """The settings of the training script."""
 
     precision: str = "bf16"
     optimizer: str = "adam"

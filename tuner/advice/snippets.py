@@ -18,7 +18,7 @@ _SPLIT: Final = (
 
 
 def snippet(framework: str, configuration: ZeroConfiguration, shape: ModelShape, n_groups: int, precision: str) -> str:
-    """What to paste: Python, or JSON for DeepSpeed; `n_groups` are the data-parallel ranks.
+    """The snippet to paste: Python, or JSON for DeepSpeed; `n_groups` are the data-parallel ranks.
 
     Raises:
         UserError: there is no such framework.

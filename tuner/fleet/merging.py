@@ -69,7 +69,7 @@ PLAUSIBLE: Final = (
     " AND algorithm BETWEEN 0 AND 6 AND protocol BETWEEN 0 AND 2 AND n_channels BETWEEN 1 AND 64"
     " AND step BETWEEN 0 AND 2147483647 AND duration_us BETWEEN 0.1 AND 1e9"
 )
-"""What a row must be to count. NaN is above all numbers in DuckDB."""
+"""A row counts only if this holds. In DuckDB NaN is above all numbers."""
 
 UNITS: Final = f"""
 SELECT contributor, job_id, fabric_id, nccl_version, tuner_abi, n_ranks, n_nodes, collective, phase, message_bytes,

@@ -83,13 +83,6 @@ def key_codes(
     return (code << 4 | wide(collective)) << 11 | wide(phase) << 8 | wide(classes)
 
 
-def key_code(key: DecisionKey) -> int:
-    """The integer of one decision key."""
-    communicator = key.communicator
-    code = communicator.n_ranks << 20 | communicator.n_nodes
-    return (code << 4 | int(key.collective)) << 11 | int(key.phase) << 8 | key.size_class
-
-
 def key_of(code: int) -> DecisionKey:
     """The decision key of an integer made by `key_codes`."""
     shape = code >> 15

@@ -191,7 +191,7 @@ def _in_logs(first: Floats, second: Floats) -> Floats:
 
 def expected_improvement(edge: Floats | float, spread: Floats | float) -> Floats:
     """E[max(0, edge + spread * normal)]."""
-    from scipy.special import ndtr  # takes 0.3 s to load: a daemon does without until its first decision
+    from scipy.special import ndtr  # takes 0.3 s to load: a daemon loads it with its first job
 
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = edge / spread

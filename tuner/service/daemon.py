@@ -400,6 +400,8 @@ def _loader(pool_folder: Path | None, shelf: Shelf | None) -> Loader:
     pool = None if pool_folder is None else KnowledgePool(pool_folder)
 
     def load(store: Store, fabric_id: str) -> Knowledge:
+        import scipy.special  # noqa: F401 - takes 0.3 s, here on the learner's thread and not in the first decision
+
         known = Knowledge.from_store(store, fabric_id, pool)
         return known if shelf is None else known.with_book(shelf.told(fabric_id))
 

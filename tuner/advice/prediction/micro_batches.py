@@ -29,7 +29,7 @@ class Pieces(NamedTuple):
     gather_s: float
     """Of one block; 0: parameters are whole."""
     reduce_s: tuple[tuple[float, float], ...]
-    """What leaves after the backward of each block, last block first: among shards, then among replicas."""
+    """Gradients that each block sends after its backward, last block first: among shards, then among replicas."""
     outer_gather_s: float
     """Of embeddings and head."""
     outer_reduce_s: tuple[float, float]

@@ -84,7 +84,7 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Modelled(NamedTuple):
-    """What a step is made of, and what its parts in `StepParts` come from."""
+    """The operations of a step, and the sources of its parts in `StepParts`."""
 
     pieces: Pieces
     forward: BlockTime

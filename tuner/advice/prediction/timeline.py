@@ -19,7 +19,7 @@ Slowdown = Callable[[int], float]
 
 
 class OpKind(IntEnum):
-    """What an operation does."""
+    """The kind of an operation."""
 
     compute = 0
     issue = 1
@@ -91,7 +91,7 @@ class StepTime(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What an operation took: computation, a collective on its stream, or the part of a wait that held it up."""
+    """The time of an operation: computation, a collective on its stream, or the held-up part of a wait."""
 
     op: Op
     begin_us: float

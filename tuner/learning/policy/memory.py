@@ -283,7 +283,7 @@ def covering(rows: tuple[PlanRow, ...], key: DecisionKey) -> PlanRow | None:
 
 
 def _rows(family: Family, settings: Iterable[tuple[int, Candidate | None]], reason: str) -> Iterator[PlanRow]:
-    """One row for neighbouring size classes that are asked for the same; none for those that are asked for nothing.
+    """Neighbouring size classes with one setting get one row; a size class without a setting gets none.
 
     They hold in any phase: the phase of a size's first call does not follow from the communicator's history.
     """

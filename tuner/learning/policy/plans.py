@@ -166,9 +166,9 @@ class Plans:
 
     def row_of_other_phases(self, key: DecisionKey) -> PlanRow | None:
         """The row that holds in any phase for calls like those of a key that is not known yet."""
-        rows = {self._rows[index] for index in self._alike.get((key.communicator, key.collective, key.size_class), ())}
-        settings = {row and row.candidate for row in rows}
-        return rows.pop() if len(settings) == 1 else None
+        alike = self._alike.get((key.communicator, key.collective, key.size_class), [])
+        is_one = len({self.asked[index] for index in alike}) == 1
+        return self._rows[alike[0]] if is_one else None
 
     @property
     def overrides(self) -> Overrides:

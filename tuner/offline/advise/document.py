@@ -85,7 +85,7 @@ def model_shape(
 
 
 def software(precision: str, optimizer: str, *, flash: bool, compiled: bool) -> Software:
-    """What the training script uses.
+    """The settings of the training script.
 
     Raises:
         UserError: there is no such precision, or the optimizer is not known here.

@@ -49,7 +49,7 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
 def alternatives(problem: Problem, running: ZeroConfiguration) -> list[Alternative]:
     """The best of each kind of change that fits and gains LEAST_GAIN or more, those that gain most first.
 
-    What is measured should be in `problem`.
+    `problem` should hold what the job measured.
     """
     found: dict[str, Alternative] = {}
     before = seconds_per_sequence(problem, running)
@@ -106,7 +106,7 @@ def _larger_batches(problem: Problem, running: ZeroConfiguration) -> list[int]:
 def gain_of(problem: Problem, running: ZeroConfiguration, changed: ZeroConfiguration) -> Range:
     """More sequences per second than what runs gives, as a share.
 
-    What is common to both cancels out, so the range is that of a ratio: computation and network slower or faster by
+    Errors that both share cancel out, so the range is that of a ratio: computation and network slower or faster by
     their spreads, times the error that comparisons had elsewhere.
     """
     compute, network = problem.measured.compute_factor or 1.0, problem.measured.network_factor or 1.0
