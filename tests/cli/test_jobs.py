@@ -145,9 +145,9 @@ def test_a_job_is_found_by_its_name_if_only_one_has_it(path: Path) -> None:
             job_of(store, "nobody")
 
 
-@pytest.mark.parametrize("command", [["explain"], ["report", "{out}"], ["plot", "list"], ["export", "{out}"]])
+@pytest.mark.parametrize("command", [["explain"], ["report", "{out}.html"], ["plot", "list"], ["export", "{out}.json"]])
 def test_every_command_with_a_job_takes_the_name(command, path, tmp_path, monkeypatch, capsys) -> None:
-    words = [word.format(out=tmp_path / "out.json") for word in command]
+    words = [word.format(out=tmp_path / "out") for word in command]
     for job, is_known in (("untuned", True), ("nobody", False)):
         code, _, error = zerotune(*words, "--store", str(path), "--job", job)
         assert ("nobody" in error) == (not is_known), error

@@ -103,7 +103,7 @@ def test_a_message_that_never_ends_costs_connections_and_not_the_memory_of_the_m
 
 
 def test_what_jobs_took_is_given_back_when_they_end(daemon, connect):
-    first = connect(daemon.endpoint)  # what any job needs is loaded now
+    first = connect(daemon.endpoint)  # most of what any job needs is loaded now, and scipy (18 MiB) soon
     first.send_multipart(hello())
     first.send_multipart(wire.encode(wire.Steps("job", 0, (StepRecord(1, 0, 5000.0),))))
     while not isinstance(receive(first), wire.Observe):
@@ -121,7 +121,7 @@ def test_what_jobs_took_is_given_back_when_they_end(daemon, connect):
     for at, socket in enumerate(ranks):
         socket.send_multipart(wire.encode(wire.Goodbye(f"job{at}", 0)))
     deadline_s = time.monotonic() + WAIT_S
-    while fetch_status(daemon.endpoint).resident_bytes > before_bytes + 20 * 2**20:
+    while fetch_status(daemon.endpoint).resident_bytes > before_bytes + 40 * 2**20:
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
 
