@@ -9,6 +9,7 @@ any machine. The guard and the change detector are also fed pure noise, for thei
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,11 +115,12 @@ def guard_in_a_job(n_runs: int, step_noise: float) -> Iterator[Result]:
     """
     noise = f"at_{100 * step_noise:g}_percent_noise"
     jobs = [slow_promotion(seed, step_noise) for seed in range(n_runs)]
-    delays = [job.delay for job in jobs if job.delay is not None]
+    delays = [job.delay for job in jobs if job.delay is not None] or [math.nan]
     innocent, good = (100 * sum(ones) / n_runs for ones in list(zip(*jobs, strict=True))[2:])
     yield Result(f"slow_promotion_withdrawn_after_median_{noise}", median(delays), "steps", "<= 10")
     yield Result(f"slow_promotion_withdrawn_after_p90_{noise}", float(np.quantile(delays, 0.9)), "steps", "<= 10")
-    yield Result(f"withdrawn_before_it_is_promoted_{noise}", 100 * (1 - len(delays) / n_runs), "% of runs")
+    before = 100 * sum(job.delay is None for job in jobs) / n_runs
+    yield Result(f"withdrawn_before_it_is_promoted_{noise}", before, "% of runs")
     yield Result(f"slow_steps_in_all_median_{noise}", median(job.n_slow for job in jobs), "of 120 steps")
     yield Result(f"good_promotion_withdrawn_on_the_way_{noise}", innocent, "% of runs")
     yield Result(f"good_promotion_kept_beside_it_{noise}", good, "% of runs")

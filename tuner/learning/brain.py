@@ -374,12 +374,12 @@ class Brain(Inspection):
         is_obeyed = ~self._accounting.refused(block, slots)
         if not is_obeyed.any():
             return
-        keys, logs, slots = keys[is_obeyed], logs[is_obeyed], slots[is_obeyed]
+        block, keys, logs, slots = block[is_obeyed], keys[is_obeyed], logs[is_obeyed], slots[is_obeyed]
         steps, connects = steps[is_obeyed], connects[is_obeyed]
         for slot in sorted(set(slots.tolist())):
             state, candidate = self._states[int(evidence.key[slot])], evidence.candidates[slot]
-            ran = block[is_obeyed][slots == slot]
-            if candidate in (state.trial, state.provisional) and (n := self._fewer.seen(state.key, candidate, ran)):
+            is_tried = candidate in (state.trial, state.provisional)
+            if is_tried and (n := self._fewer.seen(state.key, candidate, block[slots == slot])):
                 self._policy.drop(state, candidate, f"NCCL runs it on {n} channels", ban=True)
         why = in_force.why(len(self._states))
         is_trial = EXPLORING[why]
@@ -393,13 +393,12 @@ class Brain(Inspection):
             slots = self._plans.slots(epoch)[keys]
             calls = evidence.calls(slots, logs)
         kept = np.ones(len(slots), np.bool_)
-        exposed_share = np.where(CHARGED[why], self._policy.trial_cost.charged_share, 0.0)
+        share = np.where(CHARGED[why], self._policy.trial_cost.charged_share, 0.0)
         tried = (CHARGED[why] | (why == Override.variant))[keys]
         if tried.any():
             self._accounting.n_explored += int(np.count_nonzero(is_trial[keys]))
-            share = exposed_share[keys[tried]]
             kept[tried] = self._accounting.charge(
-                slots[tried], logs[tried], steps[tried], exposed_share=share, connects=connects[tried]
+                slots[tried], logs[tried], steps[tried], exposed_share=share[keys[tried]], connects=connects[tried]
             )
             for catastrophe in self._accounting.catastrophes():
                 self._stop(catastrophe)

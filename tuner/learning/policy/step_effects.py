@@ -194,9 +194,10 @@ class StepEffects:
 
     def became_usual(self, shares: Mapping[Effect, float], others: Collection[Effect]) -> None:
         """What runs as `shares` is an incumbent from now on; what is known of `others` is asked anew."""
-        state, adds = self._state, np.eye(len(self._state.mean))
-        adds[0] = self._design(shares)
-        state.mean, state.covariance = adds @ state.mean, adds @ state.covariance @ adds.T
+        state, design = self._state, self._design(shares)
+        state.mean[0], variance = state.expected(design)
+        state.covariance[0] = state.covariance[:, 0] = state.covariance @ design
+        state.covariance[0, 0] = variance
         if not self._places.keys() >= shares.keys():
             state.covariance[0, 0] += MIN_SHIFT**2
         self.forget(others)
