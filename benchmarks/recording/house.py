@@ -41,7 +41,7 @@ REACHED = {
     "store_lines": 6_041,
     "zero_runtime_lines": 4_432,
     "tests_lines": 50_945,
-    "benchmarks_lines": 26_548,
+    "benchmarks_lines": 26_629,
     "constants": 1_066,
     "files_over_400_lines": 24,
 }
