@@ -96,7 +96,7 @@ def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | N
 def _untuned(where: str, silent: UserError | None) -> Finding:
     if silent is not None:
         return Finding(silent.problem, f"training runs untuned until it answers: {silent.remedy}", fatal=False)
-    remedy = "training runs untuned; start one with `zerotune daemon` or add --start-daemon"
+    remedy = "training runs untuned; start one with `zerotune daemon`, or leave --no-daemon out"
     return Finding(f"no daemon answers at {where}", remedy, fatal=False)
 
 

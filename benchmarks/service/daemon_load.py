@@ -149,7 +149,7 @@ class Thinker:
         """Run a step, tell of it, and adopt what was offered; the number of observations in it."""
         told, record = self.world.run_step()
         block = np.zeros(len(told), OBSERVATION)
-        for name in sorted({*MEASUREMENT.names} & {*OBSERVATION.names}):
+        for name in sorted({*(MEASUREMENT.names or ())} & {*(OBSERVATION.names or ())}):
             block[name] = told[name]
         block["comm_id"], block["sequence"] = 7, record.step * len(block) + np.arange(len(block))
         block["start_ns"] = time.monotonic_ns()
@@ -374,8 +374,9 @@ def finish(process: subprocess.Popen[bytes], load: Load, *others: zmq.Socket[byt
     """End a daemon; how long it thought each time (ms)."""
     process.terminate()
     printed, _ = process.communicate()
-    for socket in [*others, *(socket for ranks in load.sockets for socket in ranks)]:
-        socket.close(0)
+    for sockets in (others, *load.sockets):
+        for socket in sockets:
+            socket.close(0)
     return [float(word) for word in printed.split()]
 
 

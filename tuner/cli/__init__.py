@@ -19,25 +19,41 @@ from typing import Any, Final
 
 from ...agent.daemon_link.least_free import refuse_few_threads
 from ...store.errors import UserError, ZerotuneError, printable
+from .renamed import renamed
 from .terminal import filtered_output, forget_absurd_size, shortened
 
-IGNORED: Final = {
-    "daemon": (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP),
-    "dashboard": (signal.SIGUSR1, signal.SIGUSR2),
-    "metrics": (signal.SIGUSR1, signal.SIGUSR2),
-}
-"""Signals by command: a batch system sends them to all processes of a job, for the training among them. What a person
-watches ends with its terminal; a daemon does not."""
+_SERVING: Final = {("daemon", "metrics"), ("status", "--web")}
+
+
+def _ignored(words: list[str]) -> tuple[signal.Signals, ...]:
+    """Signals that a batch system sends to all processes of a job, for the training among them.
+
+    What a person watches ends with its terminal; a daemon does not.
+    """
+    if any(first in words[:1] and second in words for first, second in _SERVING):
+        return (signal.SIGUSR1, signal.SIGUSR2)
+    return (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP) if _is_daemon(words) else ()
+
+
+def _is_daemon(words: list[str]) -> bool:
+    """Whether these words run a daemon: what follows it is an option, and no command of its own."""
+    return words[:1] == ["daemon"] and all(word.startswith("-") for word in words[1:2])
 
 
 def main() -> None:
     """Entry point of the console script: every failure is one line on stderr and an exit code, never a traceback."""
-    for number in IGNORED.get("".join(sys.argv[1:2]), ()):
+    words, told = renamed(sys.argv[1:])
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    sys.argv[1:] = words
+    if told:
+        print(f"zerotune: {shortened(told)}", file=sys.stderr)
+    for number in _ignored(words):
         signal.signal(number, signal.SIG_IGN)
     # Where the home cannot be written, matplotlib tells at length that it keeps its fonts elsewhere.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     forget_absurd_size()
-    with filtered_output(), _ended_in_good_order() if sys.argv[1:2] == ["daemon"] else contextlib.nullcontext():
+    with filtered_output(), _ended_in_good_order() if _is_daemon(words) else contextlib.nullcontext():
         _run()
 
 
@@ -163,7 +179,7 @@ def _explain_usage(error: Any) -> int:
     if path.endswith(" launch") and "--" not in sys.argv and kind == "NoSuchOption":
         return _failed(f"{problem}; put `--` before the training command, or see `{path} --help`", 2)
     if path.endswith(" launch") and kind == "MissingParameter":
-        return _failed(f"{problem}; for example `{path} --start-daemon -- torchrun train.py`, see `{path} --help`", 2)
+        return _failed(f"{problem}; for example `{path} -- torchrun train.py`, see `{path} --help`", 2)
     return _failed(f"{problem} See `{path} --help`" if problem.endswith("?") else f"{problem}; see `{path} --help`", 2)
 
 

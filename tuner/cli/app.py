@@ -7,31 +7,19 @@ from typing import Annotated
 import typer
 
 from .live.daemon import daemon
-from .live.dashboard import dashboard
 from .live.doctor import doctor
 from .live.explain import explain
-from .live.fabrics import fabrics
 from .live.jobs import jobs
-from .live.keys import keys
 from .live.launch import launch
-from .live.metrics import metrics
-from .live.models import models
 from .live.status import status
 from .live.store import store
-from .live.top import top
 from .offline.advise import advise
-from .offline.book import book
 from .offline.demo import demo
-from .offline.export import export
-from .offline.import_ import import_
-from .offline.memory import memory
-from .offline.nccl import nccl
-from .offline.plot import plot
+from .offline.hardware import hardware
+from .offline.predict import predict
 from .offline.replay import replay
 from .offline.report import report
-from .offline.stage import stage
 from .offline.sweep import sweep
-from .offline.table import table
 
 app = typer.Typer(
     name="zerotune",
@@ -41,31 +29,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# The order of `zerotune --help`.
-for _command in (
-    daemon,
-    launch,
-    status,
-    top,
-    dashboard,
-    jobs,
-    explain,
-    table,
-    replay,
-    sweep,
-    import_,
-    export,
-    memory,
-    advise,
-    report,
-    plot,
-    metrics,
-    nccl,
-    keys,
-    doctor,
-    demo,
-):
-    app.command(name=_command.__name__.rstrip("_"))(_command)
+TRAIN, LOOK, MEASURE, KEEP = "Train", "Look", "Measure and predict", "Keep"
+app.command(rich_help_panel=TRAIN)(launch)
+app.add_typer(daemon, name="daemon", rich_help_panel=TRAIN)
+for _panel, _commands in {
+    TRAIN: (doctor, demo),
+    LOOK: (status, jobs, explain, report),
+    MEASURE: (sweep, replay, predict, advise),
+}.items():
+    for _command in _commands:
+        app.command(rich_help_panel=_panel)(_command)
+app.add_typer(hardware, name="hardware", rich_help_panel=MEASURE)
+app.add_typer(store, name="store", rich_help_panel=KEEP)
 
 
 def _print_version(wanted: bool) -> None:
@@ -80,23 +55,17 @@ def _print_version(wanted: bool) -> None:
 def _options(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Online autotuning of NCCL collectives for ZeRO and FSDP training.
 
     Example, without a GPU: zerotune demo
 
-    Example: zerotune launch --start-daemon -- torchrun --nproc-per-node 8 train.py
+    Example: zerotune launch -- torchrun --nproc-per-node 8 train.py
     """
     if context.invoked_subcommand is None:
         from .greeting import greet
 
         greet()
-
-
-app.add_typer(book, name="book")
-app.add_typer(fabrics, name="fabrics")
-app.add_typer(models, name="models")
-app.add_typer(stage, name="stage")
-app.add_typer(store, name="store")

@@ -10,8 +10,7 @@ from ..client.holders import holder_of
 
 DEMO: Final = ("zerotune demo", "see the whole loop work, without a GPU")
 DOCTOR: Final = ("zerotune doctor", "check this machine")
-START: Final = ("zerotune launch --start-daemon -- COMMAND", "train, tuned: COMMAND stays as it is")
-LAUNCH: Final = ("zerotune launch -- COMMAND", "train, tuned by the daemon that runs: COMMAND stays as it is")
+LAUNCH: Final = ("zerotune launch -- COMMAND", "train, tuned: COMMAND stays as it is")
 STATUS: Final = ("zerotune status", "what the daemon is doing")
 JOBS: Final = ("zerotune jobs", "what each job gained")
 EXPLAIN: Final = ("zerotune explain", "why each setting is what it is")
@@ -21,7 +20,7 @@ def next_commands(*, has_daemon: bool, has_store: bool) -> tuple[tuple[str, str]
     """Three commands that lead on from here, each with what it is for."""
     if has_daemon:
         return (LAUNCH, STATUS, JOBS if has_store else DOCTOR)
-    return (START, JOBS, EXPLAIN) if has_store else (DEMO, DOCTOR, START)
+    return (LAUNCH, JOBS, EXPLAIN) if has_store else (DEMO, DOCTOR, LAUNCH)
 
 
 def greet() -> None:

@@ -15,12 +15,21 @@ if TYPE_CHECKING:
 CONTROL_SHARE: Final = 0.001
 """Share of step time that control windows may lose."""
 
+def _percent(text: str | float) -> float:
+    """A number that may end in a percent sign."""
+    try:
+        return float(str(text).strip().removesuffix("%"))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no percentage; write 1 or 1%") from None
+
+
 BudgetPercent = Annotated[
     float | None,
     typer.Option(
         "--budget-percent",
         help="What trying settings out may cost, in percent of training time; default: 1.",
         metavar="PERCENT",
+        parser=_percent,
     ),
 ]
 MemoryThreshold = Annotated[

@@ -1,4 +1,4 @@
-"""`zerotune daemon`."""
+"""`zerotune daemon`, and what belongs to it: stop, keys, metrics."""
 
 from __future__ import annotations
 
@@ -31,9 +31,19 @@ from ..trial_options import (
     given_arguments,
 )
 from .all_users import IDLE_EXIT_S, refuse_useless, serve
+from .keys import keys
+from .metrics import metrics as metrics_command
+from .stop import stop
+
+daemon = typer.Typer(invoke_without_command=True)
+daemon.command()(stop)
+daemon.command()(keys)
+daemon.command("metrics")(metrics_command)
 
 
-def daemon(
+@daemon.callback()
+def run(
+    context: typer.Context,
     endpoint: Endpoint = None,
     store: StorePath = None,
     listen: Listen = None,
@@ -86,6 +96,8 @@ def daemon(
 
     For all users of a node: zerotune daemon --all-users --share node
     """
+    if context.invoked_subcommand is not None:
+        return
     import contextlib
     import logging
     import os
@@ -136,7 +148,7 @@ def daemon(
         print(
             f"zerotune: daemon {os.getpid()} listens at {' and '.join(addresses)}{metrics_at}, store {opened};"
             f" train with `zerotune launch{there} -- COMMAND`, look with `zerotune status{there}`,"
-            " end it with Ctrl-C or SIGTERM",
+            f" end it with `zerotune daemon stop{there}`",
             file=sys.stderr,
             flush=True,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .. import completion
+from ..offline.import_ import FormatName
 from ..options import AsJson, JobOfStore, StorePath, console, print_json
 from ..paths import store_path
 from ..sizes import a_size
@@ -25,6 +27,14 @@ def explain(
         int | None,
         typer.Option(help="Only the size class of this size: 1048576, 1MiB, 1e6.", parser=a_size, metavar="SIZE"),
     ] = None,
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(help="Say what kind of training a trace shows: a file or a folder; several times."),
+    ] = None,
+    format_name: FormatName = None,
+    rank: Annotated[
+        int | None, typer.Option(help="With --trace: whose sequence is read; default: the first rank in it.")
+    ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Show every key, and every decision with its evidence.")
     ] = False,
@@ -35,7 +45,14 @@ def explain(
     Example: zerotune explain
 
     Why: zerotune explain --collective all_gather --message-bytes 1MiB
+
+    What kind of training: zerotune explain --trace traces/
     """
+    if trace is not None:
+        from .. import stage_shown
+
+        stage_shown.show(trace, store_path(None), rank, job, format_name, as_json=as_json)
+        return
     from ...offline import explaining
     from ...offline.explaining import words
 

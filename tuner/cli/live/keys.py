@@ -1,4 +1,4 @@
-"""`zerotune keys`."""
+"""`zerotune daemon keys`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def keys(
 ) -> None:
     """Make the keys that daemons and ranks need to talk over tcp://.
 
-    Example: zerotune keys ~/.config/zerotune/keys
+    Example: zerotune daemon keys ~/.config/zerotune/keys
     """
     from ...service.endpoint import make_keys
 

@@ -48,8 +48,8 @@ EXCLUDING = (
     ("--no-agent", "--plan", "without the agent no plan comes into force"),
     ("--no-agent", "--log-trace", "without the agent no collective is logged"),
     ("--no-agent", "--numerics", "without the agent nothing is tuned"),
-    ("--no-agent", "--start-daemon", "without the agent nobody speaks to a daemon"),
-    ("--plan", "--start-daemon", "under a plan file training runs without any daemon"),
+    ("--no-agent", "--daemon", "without the agent nobody speaks to a daemon"),
+    ("--plan", "--daemon", "under a plan file training runs without any daemon"),
 )
 """Pairs of options that contradict each other, and why."""
 OF_THE_DAEMON = (
@@ -63,11 +63,14 @@ def launch(
     fabric: FabricName = None,
     endpoint: Endpoint = None,
     curve_keys: CurveKeys = None,
-    start_daemon: Annotated[
-        bool, typer.Option(
-            help="Start a daemon if none answers; it ends 30 minutes after its last job, or with the scheduler's job."
+    daemon: Annotated[
+        bool | None,
+        typer.Option(
+            "--daemon/--no-daemon",
+            help="Start a daemon if none answers; it ends 30 minutes after its last job, or with the scheduler's job.",
+            show_default="--daemon, but for tcp://",
         ),
-    ] = False,
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -130,6 +133,8 @@ def launch(
     if agent and plan is None and endpoint is None:
         _ask_the_nodes_service()
     where = launching.endpoint(request)
+    # At tcp:// it may be another machine's.
+    start_daemon = agent and plan is None and (where.startswith("ipc://") if daemon is None else daemon)
     names_store = store is not None and str(store) != os.environ.get("ZEROTUNE_STORE")
     # Of the daemon alone: what the environment says of it stops no job that starts none.
     silent: UserError | None = None
@@ -145,7 +150,7 @@ def launch(
         "--plan": plan is not None,
         "--log-trace": log_trace is not None,
         "--numerics": numerics is NumericsChoice.exact and os.environ.get("ZEROTUNE_NUMERICS") != numerics.value,
-        "--start-daemon": start_daemon,
+        "--daemon": daemon is True,
         "--store": names_store,
         "--budget-percent": budget_percent is not None,
         "--memory-threshold": memory_threshold is not None,
@@ -158,7 +163,7 @@ def launch(
         "--book-key": book_key is not None,
         "--endpoint": endpoint is not None and endpoint != os.environ.get("ZEROTUNE_ENDPOINT"),
     }  # what the environment sets holds for other commands, too
-    _refuse_contradictions(given)
+    _refuse_contradictions(given, start_daemon=start_daemon)
     for_daemon = given_arguments(budget_percent, memory_threshold, no_explore, shadow)
     # Now: what is wrong with them belongs here, not in the daemon's log.
     bounds = brain_settings(budget_percent, memory_threshold, no_explore, shadow) if for_daemon else None
@@ -269,13 +274,16 @@ def _ask_the_nodes_service() -> None:
         print(f"zerotune: {answer.problem}; {answer.remedy}", file=sys.stderr)
 
 
-def _refuse_contradictions(given: Mapping[str, bool]) -> None:
+def _refuse_contradictions(given: Mapping[str, bool], *, start_daemon: bool) -> None:
     for one, other, why in EXCLUDING:
         if given[one] and given[other]:
             raise UserError(f"{one} makes {other} useless: {why}", "leave one of them out")
+    if start_daemon:
+        return
     for option in OF_THE_DAEMON:
-        if given[option] and not given["--start-daemon"]:
+        if given[option]:
+            reason = next((one for one in ("--no-agent", "--plan") if given[one]), "--no-daemon, or at tcp://")
             raise UserError(
-                f"{option} is useless without --start-daemon: only a daemon that this command starts gets it from here",
-                f"add --start-daemon, or give {option} to `zerotune daemon`",
+                f"{option} is useless with {reason}: only a daemon that this command starts gets it from here",
+                f"leave it out, or give {option} to `zerotune daemon`",
             )

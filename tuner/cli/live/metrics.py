@@ -1,4 +1,4 @@
-"""`zerotune metrics`."""
+"""`zerotune daemon metrics`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def metrics(
     Serving is done by a process of its own, which `zerotune daemon --metrics HOST:PORT` starts and ends with the
     daemon: a scraper cannot hold the daemon up.
 
-    Example: zerotune metrics --dashboard zerotune-dashboard.json
+    Example: zerotune daemon metrics --dashboard zerotune-dashboard.json
     """
     import json
 

@@ -1,4 +1,4 @@
-"""`zerotune models`: the fitted models."""
+"""`zerotune store models`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,15 @@ from .. import completion
 from ..options import AsJson, StorePath, console, print_json
 from ..paths import store_path
 
-models = typer.Typer(
-    help="""The fitted models.
-
-    Example: zerotune models list""",
-    no_args_is_help=True,
-)
-
 FabricId = Annotated[
     str | None, typer.Option("--fabric-id", help="Only this fabric's.", autocompletion=completion.fabric_ids)
 ]
 
 
-@models.command(name="list")
-def list_models(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson = False) -> None:
-    """Every saved model: what it was fitted on, how far off it was, whether it is used.
+def models(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson = False) -> None:
+    """List every saved model: what it was fitted on, how far off it was, whether it is used.
 
-    Example: zerotune models list
+    Example: zerotune store models
     """
     from ....store.sqlite.database import Store
     from ...modeling import kept_models

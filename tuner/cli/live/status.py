@@ -1,4 +1,4 @@
-"""`zerotune status`."""
+"""`zerotune status`: once, as it runs in the terminal, or as a page."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ....store.errors import UserError
-from ..options import AsJson, CurveKeys, Endpoint, console, print_json
+from ..options import AsJson, CurveKeys, Endpoint, a_number, console, print_json
 from ..paths import endpoint_or_default
 
 if TYPE_CHECKING:
     from ...offline.jobs.listing import JobLine
 
+LISTEN: Final = "127.0.0.1:8470"
 PATIENCE_S: Final = 8.0
 """Time for a daemon that is there, but busy, to answer."""
 
@@ -25,15 +26,46 @@ def status(
     all_users: Annotated[
         bool, typer.Option("--all-users", help="As root: every user's daemon, of `zerotune daemon --all-users`.")
     ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the jobs as they run; q or Ctrl-C ends it.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="With --watch: print it once and end, as into a pipe.")] = False,
+    interval: Annotated[
+        float, typer.Option(help="With --watch: seconds between two looks.", min=0.2, callback=a_number)
+    ] = 1.0,
+    web: Annotated[bool, typer.Option("--web", help="Serve a live, read-only page of the jobs until Ctrl-C.")] = False,
+    listen: Annotated[str, typer.Option(help="With --web: serve at HOST:PORT; port 0 is a free one.")] = LISTEN,
+    token: Annotated[
+        bool,
+        typer.Option(help="With --web: serve only those who know the printed address; without, only this machine."),
+    ] = True,
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option(help="With --web: a further name that browsers may ask for it by; may be given several times."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the daemon's jobs, ranks, rates, epochs, last decisions and health.
+    """Show the daemon's jobs: ranks, rates, last decisions, gains, health.
 
     Example: zerotune status
+
+    As they run: zerotune status --watch
+
+    In a browser: zerotune status --web
     """
     from ...client.holders import holder_of
     from ...client.status import fetch_status, no_answer
 
+    if watch and web:
+        raise UserError("--watch is for the terminal, --web for a browser", "give one of them")
+    if web:
+        from ..watched_page import serve_page
+
+        serve_page(endpoint_or_default(endpoint), curve_keys, listen, token, host_name or ())
+        return
+    if watch:
+        from ..watched_terminal import show
+
+        show(endpoint_or_default(endpoint), curve_keys, interval, once=once, as_json=as_json)
+        return
     if all_users:
         _show_all(as_json)
         return

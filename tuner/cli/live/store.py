@@ -1,4 +1,4 @@
-"""`zerotune store`: the store's file."""
+"""`zerotune store`: the store's file, and what goes in and out of it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,26 @@ import typer
 
 from ....store.counted import counted
 from ....store.errors import UserError
+from ..offline.book import book
+from ..offline.export import export
+from ..offline.import_ import import_
 from ..options import AsJson, StorePath, console, print_json, sigterm_like_ctrl_c
 from ..paths import output_file, store_path
+from .models import models
 
 if TYPE_CHECKING:
     from ....store.sqlite.soundness import Soundness
 
 store = typer.Typer(
-    help="""The store's file: back it up, check it, repair it.
+    help="""What was learned: back it up, check it, import and export it.
 
     Example: zerotune store check""",
     no_args_is_help=True,
 )
+store.command(name="import")(import_)
+store.command()(export)
+store.command()(models)
+store.add_typer(book, name="book")
 
 
 Checked = Annotated[
@@ -37,7 +45,7 @@ Checked = Annotated[
 def backup(
     out: Annotated[Path, typer.Argument(help="The file to write.")],
     source: StorePath = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if there is one.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy the store to one file, while a daemon runs or not; the copy is a store, of one moment.
@@ -51,7 +59,7 @@ def backup(
 
     path = store_path(source)
     with sigterm_like_ctrl_c():  # what is half written goes away
-        n_bytes = back_up(path, output_file(out, over_database=True), may_overwrite=overwrite)
+        n_bytes = back_up(path, output_file(out, over_database=True), may_overwrite=force)
     if as_json:
         print_json({"store": str(path), "backup": str(out), "n_bytes": n_bytes})
         return

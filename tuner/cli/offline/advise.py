@@ -10,7 +10,7 @@ import typer
 from ....store.errors import UserError
 from ....store.foreign.regular_file import begin_of
 from .. import completion
-from ..options import AsJson, JobOfStore, NicGbps, a_number, console, print_json
+from ..options import AsJson, FabricName, JobOfStore, NicGbps, a_number, console, print_json
 from ..paths import output_file, store_path
 
 if TYPE_CHECKING:
@@ -37,11 +37,13 @@ def advise(
     machine: Annotated[
         str,
         typer.Option(
-            help="A machine (`zerotune nccl list`), a topology file, or a fabric.", autocompletion=completion.machines
+            help="A machine (`zerotune hardware`), a topology file, or a fabric.", autocompletion=completion.machines
         ),
     ] = "dgx_h100",
     nodes: Annotated[int, typer.Option(help="Nodes.")] = 1,
-    gpus_per_node: Annotated[int | None, typer.Option("--gpus", help="GPUs per node; default: all.")] = None,
+    ranks_per_node: Annotated[
+        int | None, typer.Option(help="Ranks of each node; default: all of its GPUs.", min=1)
+    ] = None,
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -97,13 +99,39 @@ def advise(
     watch: Annotated[
         bool, typer.Option("--watch", help="Of a running job, with --ran: say whenever something else would pay.")
     ] = False,
+    memory: Annotated[
+        bool,
+        typer.Option("--memory", help="Only what each ZeRO stage needs; without MODEL the ZeRO paper's tables."),
+    ] = False,
+    ranks: Annotated[int, typer.Option(help="With --memory: ranks that share the model.", min=1)] = 64,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="With --memory: show up to how many ranks gathers hide.")
+    ] = False,
+    fabric: FabricName = None,
+    layer: Annotated[str, typer.Option(help="With --overlap: parameters of one layer.")] = "50M",
+    tokens: Annotated[int, typer.Option(help="With --overlap: tokens per rank and step.", min=1)] = 4096,
+    group: Annotated[int, typer.Option(help="With --overlap: ranks per group of hybrid sharding.", min=1)] = 64,
     picture: Annotated[Path | None, typer.Option(help="Write a picture of the best three, .svg or .png.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Which ZeRO configurations fit a cluster, and what each gives. Nothing runs.
 
     Example: zerotune advise 7.5B --machine dgx_h100 --nodes 2
+
+    Only memory and communication: zerotune advise 7.5B --memory --ranks 64
     """
+    if memory:
+        from ..memory_shown import show, show_overlaps
+
+        if overlap:
+            if model is not None:
+                raise UserError(f"--overlap does not use the model {model}", "leave one of them out")
+            show_overlaps(fabric, layer, tokens, group, as_json=as_json)
+        else:
+            show(model, ranks, precision, optimizer, as_json=as_json)
+        return
+    if overlap:
+        raise UserError("--overlap is useless without --memory", "add --memory")
     from msgspec import structs
 
     from ...advice.constants import DEFAULT
@@ -125,7 +153,7 @@ def advise(
             machine,
             nodes,
             DEFAULT,
-            gpus_per_node=gpus_per_node,
+            gpus_per_node=ranks_per_node,
             gpu_name=gpu,
             memory_gb=memory_gb,
             peak_tflops=peak_tflops,

@@ -1,4 +1,4 @@
-"""`zerotune book`: what the fleet learned, as one signed file."""
+"""`zerotune store book`: what the fleet learned, as one signed file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ book = typer.Typer(
 
     It needs the extra `fleet`: pip install 'zerotune\\[fleet]'.
 
-    Example: zerotune book build s3://bucket/zerotune --out fleet.book --sign book.key""",
+    Example: zerotune store book build s3://bucket/zerotune --out fleet.book --sign book.key""",
     no_args_is_help=True,
 )
 
@@ -33,7 +33,7 @@ def key(
 ) -> None:
     """Make a key that signs books; keep the private one where books are built, and give the public one to all nodes.
 
-    Example: zerotune book key book.key
+    Example: zerotune store book key book.key
     """
     from ...fleet import KEYS, check_installed
 
@@ -67,7 +67,7 @@ def build(
 
     It can be interrupted, and goes on from there. Objects that are damaged or not ours are skipped and named.
 
-    Example: zerotune book build s3://bucket/zerotune --out fleet.book --sign book.key
+    Example: zerotune store book build s3://bucket/zerotune --out fleet.book --sign book.key
     """
     from ...fleet import check_installed
 
@@ -117,7 +117,7 @@ def show(
 ) -> None:
     """What is in a book: where it comes from, who was set aside, and which settings win where.
 
-    Example: zerotune book show fleet.book --book-key book.key.pub
+    Example: zerotune store book show fleet.book --book-key book.key.pub
     """
     from ...fleet import READING, check_installed
 
@@ -141,7 +141,7 @@ def diff(
 ) -> None:
     """At which keys two books name other winners.
 
-    Example: zerotune book diff old.book fleet.book
+    Example: zerotune store book diff old.book fleet.book
     """
     from ...fleet import READING, check_installed
 

@@ -1,4 +1,4 @@
-"""`zerotune export`."""
+"""`zerotune store export`."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def export(
 ) -> None:
     """Take what was learned elsewhere: a plan file, another tuner's table, all measurements, or a timeline.
 
-    Example: zerotune export plan.json && zerotune launch --plan plan.json -- torchrun train.py
+    Example: zerotune store export plan.json && zerotune launch --plan plan.json -- torchrun train.py
 
-    For a notebook: zerotune export measurements.parquet --to measurements
+    For a notebook: zerotune store export measurements.parquet --to measurements
 
-    For RCCL, what a fleet learned: zerotune export tuner.csv --to rccl-csv --book fleet.book
+    For RCCL, what a fleet learned: zerotune store export tuner.csv --to rccl-csv --book fleet.book
 
-    For Perfetto: zerotune export timeline.json.gz --to chrome --trace traces/
+    For Perfetto: zerotune store export timeline.json.gz --to chrome --trace traces/
     """
     from ...offline import export as exporting
     from ...offline.chrome_trace import export_chrome_trace

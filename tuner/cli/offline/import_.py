@@ -1,4 +1,4 @@
-"""`zerotune import`."""
+"""`zerotune store import`."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def import_(
     default: Annotated[
         bool, typer.Option("--default", help="NCCL chose, where the file does not say who did.")
     ] = False,
-    n_nodes: Annotated[
+    nodes: Annotated[
         int | None, typer.Option(help="Nodes, where the file does not say, or counts them wrongly.", min=1)
     ] = None,
-    n_ranks: Annotated[
+    ranks: Annotated[
         int | None, typer.Option(help="Ranks, where the file does not say, or counts them wrongly.", min=2)
     ] = None,
     collective: CollectiveName = None,
@@ -77,9 +77,9 @@ def import_(
 ) -> None:
     """Import measurements of nccl-tests, NVIDIA's tuner CSV and other formats (docs/reference/traces.md).
 
-    Example: zerotune import all_gather.log --default --n-nodes 2 --fabric-id my-cluster
+    Example: zerotune store import all_gather.log --default --nodes 2 --fabric-id my-cluster
 
-    Look first: zerotune import old.log --collective all_reduce --dry-run
+    Look first: zerotune store import old.log --collective all_reduce --dry-run
 
     Options say what the file does not; a table's ranks and nodes are as you say. Nothing is recorded twice.
 
@@ -97,8 +97,8 @@ def import_(
                 fabric_id=fabric_id,
                 setting=None if setting is None else importing.parse_setting(setting),
                 is_default=default,
-                n_nodes=n_nodes,
-                n_ranks=n_ranks,
+                n_nodes=nodes,
+                n_ranks=ranks,
                 dry_run=dry_run,
                 format_name=format_name,
                 collective=collective_named(collective),

@@ -16,7 +16,7 @@ from ..sizes import a_size
 def sweep(
     fabric: FabricName = None,
     store: StorePath = None,
-    n_ranks: Annotated[int, typer.Option(help="Ranks to start on this machine.")] = 2,
+    ranks: Annotated[int, typer.Option(help="Ranks to start on this machine.")] = 2,
     collective: Annotated[
         list[str],
         typer.Option(help="Collectives to measure; may be given several times.", autocompletion=completion.swept),
@@ -31,13 +31,13 @@ def sweep(
         int, typer.Option(help="Largest message, total bytes: 16MB, 16MiB, 1e6.", parser=a_size, metavar="SIZE")
     ] = 64 * 2**20,
     full: Annotated[bool, typer.Option("--full", help="Measure the whole grid.")] = False,
-    precision: Annotated[
+    half_width: Annotated[
         float,
         typer.Option(help="Wanted half width of a median's 95 % interval, as a share; also what counts as a tie."),
     ] = 0.03,
     max_repeats: Annotated[int, typer.Option(help="Most samples of one setting at one size.")] = 30,
     timeout: Annotated[float, typer.Option(help="Seconds after which a setting counts as hung.")] = 30.0,
-    budget: Annotated[
+    samples_share: Annotated[
         float | None,
         typer.Option(help="Without --full: samples to take at most, as a share of the grid's; 0.125 by default."),
     ] = None,
@@ -65,29 +65,29 @@ def sweep(
     from ...offline import sweep as sweeping
 
     if compare is not None:
-        if fabric is not None or full or fresh or budget is not None:
-            raise UserError("--compare measures nothing", "leave --fabric, --full, --fresh and --budget out beside it")
+        if fabric is not None or full or fresh or samples_share is not None:
+            raise UserError("--compare measures nothing", "leave --fabric, --full, --fresh and --samples-share out")
         comparison = sweeping.compare(store_path(store), *compare)
         if as_json:
             print(comparison.to_json())
         else:
             sweeping.render_comparison(comparison, console())
         return
-    if full and budget is not None:
+    if full and samples_share is not None:
         raise UserError(
-            f"a full sweep takes all samples, whatever the budget of {budget:g}", "leave --budget or --full out"
+            f"a full sweep takes all samples, whatever --samples-share {samples_share:g}", "leave one of them out"
         )
     request = sweeping.SweepRequest(
         fabric=fabric,
-        n_ranks=n_ranks,
+        n_ranks=ranks,
         collectives=tuple(collective),
         min_bytes=min_bytes,
         max_bytes=max_bytes,
         full=full,
-        precision=precision,
+        precision=half_width,
         max_repeats=max_repeats,
         timeout_s=timeout,
-        budget=sweeping.BUDGET if budget is None else budget,
+        budget=sweeping.BUDGET if samples_share is None else samples_share,
         check=check,
         fresh=fresh,
     )

@@ -1,45 +1,33 @@
-"""`zerotune top`."""
+"""`zerotune status --watch`."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
-import typer
-
-from ....store.errors import UserError
-from ..options import AsJson, CurveKeys, Endpoint, a_number, console, print_json, sigterm_like_ctrl_c
-from ..paths import endpoint_or_default
+from ...store.errors import UserError
+from .options import console, print_json, sigterm_like_ctrl_c
 
 
-def top(
-    endpoint: Endpoint = None,
-    once: Annotated[bool, typer.Option("--once", help="Print it once and end, as into a pipe.")] = False,
-    interval: Annotated[
-        float, typer.Option(help="Seconds from one look to the next.", min=0.2, callback=a_number)
-    ] = 1.0,
-    curve_keys: CurveKeys = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the daemon's jobs as they run; q or Ctrl-C ends it.
+def show(endpoint: str, curve_keys: Path | None, interval_s: float, *, once: bool, as_json: bool) -> None:
+    """Show a daemon's jobs until q or Ctrl-C; once into a pipe.
 
-    Example: zerotune top
-
-    Once, for a script: zerotune top --once
+    Raises:
+        UserError: they are shown once, and no daemon answers.
     """
-    from ...watching.watcher import Watcher
+    from ..watching.watcher import Watcher
 
-    watcher = Watcher(endpoint_or_default(endpoint), curve_keys)
-    with contextlib.closing(watcher):
+    with contextlib.closing(Watcher(endpoint, curve_keys)) as watcher:
         if as_json or once or not sys.stdout.isatty():
             _print(watcher, as_json=as_json)
         else:
-            _show(watcher, interval)
+            _show(watcher, interval_s)
 
 
 def _print(watcher: Any, *, as_json: bool) -> None:
-    from ...watching.screen import screen
+    from ..watching.screen import screen
 
     snapshot = watcher.look()
     if snapshot.problem:
@@ -56,8 +44,8 @@ def _show(watcher: Any, interval_s: float) -> None:
     from rich.console import Group
     from rich.live import Live
 
-    from ...watching.keyboard import pressed
-    from ...watching.screen import screen
+    from ..watching.keyboard import pressed
+    from ..watching.screen import screen
 
     out = console()
     with (

@@ -1,4 +1,4 @@
-"""`zerotune fabrics`: list the fabrics of the emulated NCCL, add and remove the user's own."""
+"""`zerotune hardware`: list the machines that are described, add and remove the user's own."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .. import completion
 from ..nccl_library import NcclLibrary, nccl_library
 from ..options import AsJson, console, print_json, progress_console
 
-fabrics = typer.Typer(invoke_without_command=True)
+hardware = typer.Typer(invoke_without_command=True)
 
 _EXACT = 1e-3
 """Of NCCL's estimates: what rounding leaves."""
 
 
-@fabrics.callback()
+@hardware.callback()
 def show(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the fabrics of the emulated NCCL; add one of your own machine.
+    """List the machines that are described: to emulate, and to predict for. Add your own.
 
-    Example: zerotune fabrics
+    Example: zerotune hardware
     """
     if context.invoked_subcommand is not None:
         return
@@ -37,18 +37,25 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
             described[name] = fabric.load(name).describe()
         except FabricError as error:  # a file that its user edited: the others can be used
             described[name] = {"title": f"cannot be used: {error}"}
+    from ....agent.nccl.twin.machines import MACHINES
+
     if as_json:
-        print_json(described)
+        machines = {name: {"title": machine.title} for name, machine in MACHINES.items()}
+        print_json({"fabrics": described, "machines": machines})
         return
     from rich.table import Table
 
-    table = Table("fabric", "what it is", title="Fabrics of the emulated NCCL (launch --fabric NAME)")
+    fabrics = Table("fabric", "what it is", title="To emulate (--fabric NAME), and to predict for")
     for name, description in described.items():
-        table.add_row(name, str(description["title"]))
-    console().print(table)
+        fabrics.add_row(name, str(description["title"]))
+    machines_table = Table("machine", "what it is", title="To predict for (predict NAME, advise --machine NAME)")
+    for name, machine in MACHINES.items():
+        machines_table.add_row(name, machine.title)
+    console().print(fabrics)
+    console().print(machines_table)
 
 
-@fabrics.command()
+@hardware.command()
 def add(
     name: Annotated[str, typer.Argument(help="What the fabric is to be called.")],
     topology: Annotated[Path, typer.Option(help="A file that NCCL_TOPO_DUMP_FILE wrote on the machine; it is copied.")],
@@ -64,7 +71,7 @@ def add(
 
     Its times are NCCL's own estimates, so NCCL's choice is the best one there.
 
-    Example: zerotune fabrics add mine --topology t.xml --nodes 2
+    Example: zerotune hardware add mine --topology t.xml --nodes 2
     """
     from ...offline.user_fabrics import keeping
 
@@ -87,14 +94,14 @@ def add(
     )
 
 
-@fabrics.command()
+@hardware.command()
 def remove(
     name: Annotated[str, typer.Argument(help="A fabric that was added.", autocompletion=completion.user_fabrics)],
     as_json: AsJson = False,
 ) -> None:
     """Remove a fabric that you added.
 
-    Example: zerotune fabrics remove mine
+    Example: zerotune hardware remove mine
     """
     from ...offline.user_fabrics import keeping
 
