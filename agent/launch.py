@@ -220,7 +220,7 @@ def _plan_problems(path: Path, fabric: str | None) -> list[Finding]:
     except PluginError:
         return []  # said by the plugin's own check
     if not file.plan.rows:
-        # What `zerotune export` makes of a job in which nothing was better than NCCL's own choice.
+        # What `zerotune store export` makes of a job in which nothing was better than NCCL's own choice.
         return [Finding(f"{path} has no rows", "training runs as NCCL itself chooses", fatal=False)]
     if file.emulated and file.emulated != fabric:
         here = f"on fabric {fabric}" if fabric else "on real hardware"
@@ -297,7 +297,7 @@ def _nccl_problems() -> list[Finding]:
     return [
         Finding(
             "this torch brings no NCCL package of its own",
-            "a system NCCL is checked when it loads; without a GPU add --fabric (see `zerotune fabrics`)",
+            "a system NCCL is checked when it loads; without a GPU add --fabric (see `zerotune hardware`)",
             fatal=False,
         )
     ]

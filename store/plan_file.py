@@ -1,4 +1,4 @@
-"""Plans at rest: JSON files that people can read and edit; `zerotune export` writes, `launch --plan` reads.
+"""Plans at rest: JSON files that people can read and edit; `zerotune store export` writes, `launch --plan` reads.
 
     {"zerotune_plan": 1, "rows": [{"n_ranks": 16, "n_nodes": 2, "collective": "all_gather",
       "phase": "forward_gather", "min_bytes": 1, "max_bytes": 1048576,
@@ -109,12 +109,12 @@ def read_plan(path: Path) -> PlanFile:
         text = read_file(path, MAX_FILE_BYTES)
         file = msgspec.json.decode(text, type=_Document)
     except OSError as error:
-        raise PlanError(f"cannot read {path}: {reason(error)}", "name one that `zerotune export` wrote") from error
+        raise PlanError(f"cannot read {path}: {reason(error)}", "name one of `zerotune store export`") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         # The parser's message helps only where a field is wrong.
         why = f"is not a plan file: {error}" if isinstance(error, msgspec.ValidationError) else _NO_JSON
         problem = f"{path} {why if text else 'is empty'}"
-        raise PlanError(problem, "name one that `zerotune export` wrote") from error
+        raise PlanError(problem, "name one that `zerotune store export` wrote") from error
     if file.zerotune_plan != PLAN_FILE_VERSION:
         raise PlanError(
             f"{path} is of plan version {file.zerotune_plan}", f"this zerotune reads version {PLAN_FILE_VERSION}"

@@ -14,6 +14,7 @@ import typer.main
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["ZEROTUNE_DAEMON"] = "0"  # tests that want one ask for it, and end it
 multiprocessing.get_context("forkserver").set_forkserver_preload(
     ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
 )

@@ -1,6 +1,6 @@
 """The client's side of an encrypted connection to a daemon at `tcp://`.
 
-Keys are ZeroMQ certificates in one folder, see `zerotune.tuner.service.endpoint`; `zerotune keys` makes them.
+Keys are ZeroMQ certificates in one folder, see `zerotune.tuner.service.endpoint`; `zerotune daemon keys` makes them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def load_key_pair(path: Path) -> tuple[bytes, bytes]:
             raise UserError(f"key {path} can be read by others", remedy)
         public_key, secret_key = load_certificate(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"key {path} cannot be read: {reason(error)}", "make keys with `zerotune keys`") from error
+        problem = f"key {path} cannot be read: {reason(error)}"
+        raise UserError(problem, "make keys with `zerotune daemon keys`") from error
     if secret_key is None:
-        raise UserError(f"key {path} has no secret half", "make keys with `zerotune keys`")
+        raise UserError(f"key {path} has no secret half", "make keys with `zerotune daemon keys`")
     return public_key, secret_key

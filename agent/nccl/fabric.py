@@ -113,7 +113,7 @@ class Fabric:
         if not (1 <= n_nodes <= min(n_ranks, self.max_nodes) and n_ranks <= n_nodes * self.ranks_per_node):
             raise FabricError(
                 f"fabric {self.name} has {self.max_nodes} nodes of {self.ranks_per_node} ranks, not {communicator}",
-                "use fewer ranks or a larger fabric (`zerotune fabrics` lists them)",
+                "use fewer ranks or a larger fabric (`zerotune hardware` lists them)",
             )
         span = self._believed_span(n_nodes)
         terms = {name: getattr(span, name) for name in span.__struct_fields__}

@@ -195,7 +195,7 @@ def _rest() -> Iterator[str]:
     holds = "hides at all of them" if figures.remedy_holds() else "does not hide at all of them"
     yield (
         f"The remedy, groups of 64 ranks (`n_ranks_per_shard`), {holds}, up to 8,192 "
-        "ranks: `zerotune memory --overlap`."
+        "ranks: `zerotune advise --memory --overlap`."
     )
     yield ""
 

@@ -77,7 +77,7 @@ class Chaos:
     def _two_nodes(self, networks: Sequence[Namespace]) -> list[Node]:
         """Nodes whose daemons speak over a line of ours."""
         keys = self.folder / "keys"
-        subprocess.run([*ZEROTUNE, "keys", str(keys)], check=True, capture_output=True)
+        subprocess.run([*ZEROTUNE, "daemon", "keys", str(keys)], check=True, capture_output=True)
         self.environment |= {"GLOO_SOCKET_IFNAME": LINK, "ZEROTUNE_CURVE_KEYS": str(keys)}
         first, second = networks
         place = f"{LEADER}:5577"

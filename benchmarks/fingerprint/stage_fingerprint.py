@@ -10,8 +10,8 @@ and tensor parallelism all are.
 
 The shipped weights learned all that has a name, so their figures are no claim of generality. `--weights` judges other
 weights: those of `python -m benchmarks stage_train --hypothetical-only --out FILE` never saw a named framework, model
-or workload. `--traces` adds real traces of public clusters (a folder of `zerotune import`'s formats). `--quick` looks
-at fewer runs.
+or workload. `--traces` adds real traces of public clusters (a folder of `zerotune store import`'s formats).
+`--quick` looks at fewer runs.
 """
 
 from __future__ import annotations

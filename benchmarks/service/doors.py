@@ -84,8 +84,8 @@ READING: Final = {
     "plan": ("launch", "--plan", "FILE", "--", "true"),
     "fabric": ("launch", "--fabric", "./FILE", "--", "true"),
     "advise": ("advise", "FILE"),
-    "book": ("book", "show", "FILE"),
-    "book key": ("book", "show", "none.book", "--book-key", "FILE"),
+    "book": ("store", "book", "show", "FILE"),
+    "book key": ("store", "book", "show", "none.book", "--book-key", "FILE"),
     "store": ("jobs", "--store", "FILE"),
 }
 Attack = tuple[str, Callable[[Path], bool]]
@@ -153,12 +153,12 @@ def brings(statements: str, *words: str) -> Callable[[Path], bool]:
 
 
 def planted_module(folder: Path) -> bool:
-    """A module of others lies where `launch --start-daemon` is run."""
+    """A module of others lies where `launch --daemon` is run."""
     for name in ("zmq", "msgspec", "numpy", "zerotune"):
         (folder / f"{name}.py").write_text("open('ran', 'w').close()\n")
     folder.joinpath("run").mkdir(mode=0o700)
     endpoint = f"ipc://{folder}/run/d.sock"
-    command(folder, "launch", "--start-daemon", "--endpoint", endpoint, "--store", "s.db", "--", "true")
+    command(folder, "launch", "--daemon", "--endpoint", endpoint, "--store", "s.db", "--", "true")
     with suppress(Exception):
         if (found := fetch_status(endpoint, 5.0)) is not None:
             os.kill(found.daemon_pid, signal.SIGTERM)
@@ -299,7 +299,7 @@ def state_of(change: Callable[[Path], None]) -> Callable[[Path], bool]:
         shared(folder, "a")
         build(str(folder / "fleet"), folder / "book")
         change(folder / f"book{STATE_SUFFIX}")
-        return is_refused(command(folder, "book", "build", "fleet", "--out", "book"))
+        return is_refused(command(folder, "store", "book", "build", "fleet", "--out", "book"))
 
     return attack
 

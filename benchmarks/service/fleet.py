@@ -8,8 +8,8 @@
   (of 200 nodes in five seconds with --quick, at a higher rate so); object_write_p99_ms of one, and lost_rows.
 * steps_to_book_plan: a book of these objects is built and signed, and a daemon that never measured anything reads it.
   In which step of a job (steps of half a second) a setting runs that won elsewhere.
-* book_rows_per_s, book_peak_mib: of ten million rows (a million with --quick), built by `zerotune book build` as a
-  process of its own, from objects of 200,000 rows of many nodes.
+* book_rows_per_s, book_peak_mib: of ten million rows (a million with --quick), built by `zerotune store book build`
+  as a process of its own, from objects of 200,000 rows of many nodes.
 
 With --nodes N the metrics are named for N nodes. Run: python -m benchmarks fleet [--quick] [--json] [--nodes N]
 """
@@ -82,6 +82,7 @@ N_WRITERS_QUICK: Final = 200
 N_STEPS: Final = 30
 BOOK_ROWS: Final = 10_000_000
 BOOK_ROWS_QUICK: Final = 1_000_000
+ZEROTUNE = (sys.executable, "-m", "zerotune.tuner.cli")
 BOOK_MEMORY_MB: Final = 4096
 N_DIFFERENT: Final = 48
 """Jobs whose measurements are drawn anew; the others are these again, on faster or slower networks."""
@@ -97,7 +98,7 @@ NEW_JOB: Final = "new"
 def daemon(folder: Path, *words: object) -> Iterator[psutil.Process]:
     """A daemon at `folder`/d.sock with a store beside it."""
     endpoint = f"ipc://{folder}/d.sock"
-    command = [sys.executable, "-m", "zerotune.tuner.cli", "daemon", "--endpoint", endpoint]
+    command = [*ZEROTUNE, "daemon", "--endpoint", endpoint]
     command += ["--store", str(folder / "store.db"), *map(str, words)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
@@ -117,7 +118,7 @@ def daemon(folder: Path, *words: object) -> Iterator[psutil.Process]:
 def lead(folder: Path, n_nodes: int, traffic_s: int) -> list[Result]:
     """What leading a job costs."""
     keys, port = folder / "keys", free_port()
-    subprocess.run([sys.executable, "-m", "zerotune.tuner.cli", "keys", str(keys)], check=True, capture_output=True)
+    subprocess.run([*ZEROTUNE, "daemon", "keys", str(keys)], check=True, capture_output=True)
     listen = f"tcp://127.0.0.1:{port}"
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 2 * n_nodes + 100)
@@ -375,12 +376,12 @@ class SmallJob:
 
 
 def merge(folder: Path, n_rows: int) -> list[Result]:
-    """How fast `zerotune book build` merges, and in how much memory."""
+    """How fast `zerotune store book build` merges, and in how much memory."""
     objects = str(folder / "fleet")
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for one in [pool.submit(_make_object, objects, at) for at in range(n_rows // ROWS_PER_OBJECT)]:
             one.result()
-    command = [sys.executable, "-m", "zerotune.tuner.cli", "book", "build", objects, "--memory-mb", str(BOOK_MEMORY_MB)]
+    command = [*ZEROTUNE, "store", "book", "build", objects, "--memory-mb", str(BOOK_MEMORY_MB)]
     begun_s = time.monotonic()
     process = subprocess.Popen([*command, "--out", str(folder / "fleet.book")], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)

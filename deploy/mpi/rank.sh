@@ -8,4 +8,4 @@ export WORLD_SIZE="${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-}}"
 export LOCAL_RANK="${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-$RANK}}"
 export MASTER_ADDR="${MASTER_ADDR:-127.0.0.1}" MASTER_PORT="${MASTER_PORT:-29500}"
 # shellcheck disable=SC2086
-exec zerotune launch --start-daemon ${LAUNCH_OPTIONS:-} -- python "$@"
+exec zerotune launch ${LAUNCH_OPTIONS:-} -- python "$@"

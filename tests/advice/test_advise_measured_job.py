@@ -46,7 +46,7 @@ def test_a_jobs_store_trace_and_book_replace_assumptions(tmp_path_factory):
     finally:
         daemon.terminate()  # it writes to the store and to the fleet what waits
         daemon.wait(30)
-    zerotune("book", "build", folder / "fleet", "--out", folder / "f.book")
+    zerotune("store", "book", "build", folder / "fleet", "--out", folder / "f.book")
 
     assumed = json.loads(zerotune("advise", *ASKED, "--json"))
     assert assumed["measured"] == []

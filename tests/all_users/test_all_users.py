@@ -178,11 +178,11 @@ def test_who_may_begin_few_threads_is_told_so(served: Node, words: tuple[str, ..
 
 @pytest.mark.parametrize("home", [pytest.param("", marks=pytest.mark.slow), "/tmp/j\udcfcrgen"])
 def test_training_starts_without_a_home_or_in_one_that_is_no_utf8(another_node: Node, home: str) -> None:
-    for words in ((), ("--start-daemon",), ("--no-agent", "--fabric", "ethernet_boxes")):
+    for words in ((), ("--daemon",), ("--no-agent", "--fabric", "ethernet_boxes")):
         code, out, told = another_node.command(CAROL, "launch", *words, "--", "echo", "trained", home=home)
         assert (code, out) == (0, "trained\n"), told
         assert "Traceback" not in told
-    for words in (("jobs",), ("daemon",), ("book", "show", "\udcff")):
+    for words in (("jobs",), ("daemon",), ("store", "book", "show", "\udcff")):
         code, _, told = another_node.command(CAROL, *words, home=home)
         assert code == 2
         assert told.count("\n") == 1, told

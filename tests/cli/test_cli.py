@@ -7,10 +7,10 @@ from benchmarks.lib.command_line import zerotune
 
 
 def test_paper_tables():
-    done = zerotune("memory")
+    done = zerotune("advise", "--memory")
     assert "31.4" in done.out
     assert "230.4" in done.out
-    assert "1.88 GB" in zerotune("memory", "--model", "7.5B", "--ranks", "64").out
+    assert "1.88 GB" in zerotune("advise", "7.5B", "--memory", "--ranks", "64").out
 
 
 def test_memory_of_a_file_shows_its_parameters(tmp_path):
@@ -18,7 +18,7 @@ def test_memory_of_a_file_shows_its_parameters(tmp_path):
     path.write_text(
         '{"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25, "n_positions": 1024, "vocab_size": 50257}'
     )
-    assert "1.56 billion" in " ".join(zerotune("memory", "--model", str(path)).out.split())
+    assert "1.56 billion" in " ".join(zerotune("advise", str(path), "--memory").out.split())
 
 
 def test_output_that_cannot_be_written_is_named():

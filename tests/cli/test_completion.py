@@ -26,15 +26,15 @@ def completed(monkeypatch, capsys, *words: str) -> list[str]:
     ("words", "offered"),
     [
         (("la",), ["launch"]),
-        (("store", "b"), ["backup"]),
+        (("store", "ba"), ["backup"]),
         (("launch", "--fab"), ["--fabric"]),
         (("launch", "--fabric", "ethernet"), ["ethernet_boxes"]),
         (("sweep", "--collective", "all_"), ["all_gather", "all_reduce"]),
         (("explain", "--phase", "forward"), ["forward_gather"]),
         (("replay", "x", "--policy", "th"), ["thompson"]),
-        (("memory", "--precision", "f"), ["fp32", "fp16"]),
-        (("memory", "--optimizer", "radam"), ["radam"]),
-        (("import", "x", "--format", "kin"), ["kineto"]),
+        (("advise", "--memory", "--precision", "f"), ["fp32", "fp16"]),
+        (("advise", "--memory", "--optimizer", "radam"), ["radam"]),
+        (("store", "import", "x", "--format", "kin"), ["kineto"]),
         (("explain", "--store", "/nowhere/s.db", "--job", ""), []),
     ],
 )
@@ -48,4 +48,4 @@ def test_jobs_and_fabrics_of_the_store(monkeypatch, capsys, tmp_path):
         store.flush()
     at = ("--store", str(tmp_path / "s.db"))
     assert completed(monkeypatch, capsys, "explain", *at, "--job", "") == ["job-1"]
-    assert completed(monkeypatch, capsys, "models", "list", *at, "--fabric-id", "fab") == ["fabric-1"]
+    assert completed(monkeypatch, capsys, "store", "models", *at, "--fabric-id", "fab") == ["fabric-1"]

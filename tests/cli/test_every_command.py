@@ -17,17 +17,18 @@ from zerotune.store.sqlite.database import Store
 from zerotune.tuner import cli
 from zerotune.tuner.cli.app import app
 
-NO_JSON = {"daemon", "launch", "demo", "dashboard"}
+NO_JSON = {"daemon", "launch", "demo"}
 """Commands that run something."""
 JSON_ELSEWHERE = {
-    "book key",
-    "book build",
-    "book show",
-    "book diff",
-    "fabrics add",
-    "fabrics remove",
+    "daemon stop",
+    "store book key",
+    "store book build",
+    "store book show",
+    "store book diff",
+    "hardware add",
+    "hardware remove",
 }
-"""Commands with --json that need minutes, a store with fitted models, a fleet, or NCCL's library."""
+"""Commands with --json that need minutes, a daemon, a fleet, or NCCL's library."""
 
 MISTAKES = {
     "daemon": [
@@ -55,28 +56,30 @@ MISTAKES = {
         ["--log-trace", "", "--", "true"],
         ["--nccl-memory-mb", "inf", "--", "true"],
         *[["--name", name, "--", "true"] for name in (65 * "x", 5000 * "x", 2500 * "x ", " x", "a\x1bb", "a\u202eb")],
-        ["--start-daemon", "--budget-percent", "0", "--", "true"],
-        ["--start-daemon", "--memory-threshold", "92", "--", "true"],
-        ["--start-daemon", "--no-explore", "--budget-percent", "1", "--", "true"],
+        ["--daemon", "--budget-percent", "0", "--", "true"],
+        ["--daemon", "--memory-threshold", "92", "--", "true"],
+        ["--daemon", "--no-explore", "--budget-percent", "1", "--", "true"],
         *[["--no-agent", "--summary", path, "--", "true"] for path in ("{folder}", "{none}/s.json", "/proc/s.json")],
         [],
     ],
-    "status": [["--endpoint", "ipc:///nowhere/d.sock"], ["--endpoint", "nonsense"]],
-    "top": [
+    "status": [
         *[["--endpoint", where] for where in ("ipc:///nowhere/d.sock", "nonsense")],
-        *[["--interval", value] for value in ("0", "nan", "soon")],
+        *[["--watch", "--endpoint", where] for where in ("ipc:///nowhere/d.sock", "nonsense")],
+        *[["--watch", "--interval", value] for value in ("0", "nan", "soon")],
         ["--curve-keys", "{none}"],
+        ["--watch", "--web"],
+        ["--web", "--endpoint", "nonsense"],
+        *[["--web", "--listen", address] for address in ("8470", "here:", "127.0.0.1:99999", "256.0.0.1:1")],
+        ["--web", "--no-token", "--listen", "0.0.0.0:0"],
+        ["--web", "--no-token", "--listen", "node-7:8470"],
     ],
-    "dashboard": [
-        ["--endpoint", "nonsense"],
-        *[["--listen", address] for address in ("8470", "here:", "127.0.0.1:99999", "256.0.0.1:1")],
-        ["--no-token", "--listen", "0.0.0.0:0"],
-        ["--no-token", "--listen", "node-7:8470"],
-        ["--curve-keys", "{none}"],
-    ],
+    "daemon stop": [["--endpoint", "ipc:///nowhere/d.sock"], ["--endpoint", "nonsense"]],
     "jobs": [["--store", "{none}"], ["--store", "{junk}"], ["--limit", "0"], ["--limit", "many"]],
-    "explain": [["--store", "{none}"], ["--store", "{junk}"], ["--store", "{store}", "--job", "nobody"]],
-    "table": [
+    "explain": [
+        *[["--store", "{none}"], ["--store", "{junk}"], ["--store", "{store}", "--job", "nobody"]],
+        *[["--trace", path] for path in ("{none}", "{empty}", "{junk}")],
+    ],
+    "predict": [
         *[["--store", store] for store in ("{none}", "{junk}")],
         *[["--store", "{store}", "--nodes", nodes] for nodes in ("0", "two", "1,,2", "-1", "99999999999")],
         *[["--store", "{store}", "--sizes", sizes] for sizes in ("1G:1K", "1K:1M:1G", "many", "0", "1K:")],
@@ -85,6 +88,13 @@ MISTAKES = {
         ["--fabric", "nope"],
         ["--fabric", "few_sms_node", "--nodes", "2", "--store", "{none}"],
         ["--fabric", "h100_node", "--nodes", "1", "--ranks-per-node", "9", "--store", "{none}"],
+        ["dgx_h100", "--library", "{junk}"],
+        ["dgx_h100", "--library", "/nowhere/libnccl.so.2"],
+        ["nowhere", "--library", "{junk}"],
+        ["{junk}", "--library", "{junk}"],
+        ["dgx_h100", "--library", "{junk}", "--ranks-per-node", "9"],
+        ["--picture", "x.png", "--store", "{store}"],
+        ["dgx_h100", "--fabric", "h100_node", "--library", "{junk}"],
     ],
     "replay": [
         *[["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{folder}"], ["{junk}", "--policy", "magic"], []],
@@ -95,37 +105,37 @@ MISTAKES = {
     "sweep": [
         ["--fabric", "as_believed", "--timeout", "inf", "--store", "{out}"],
         ["--fabric", "as_believed", "--max-bytes", "99999999999999999999", "--store", "{out}"],
-        ["--fabric", "as_believed", "--budget", "7", "--store", "{out}"],
+        ["--fabric", "as_believed", "--samples-share", "7", "--store", "{out}"],
         ["--fabric", "nope"],
         ["--fabric", "ethernet_boxes", "--collective", "gather"],
         ["--fabric", "ethernet_boxes", "--min-bytes", "0"],
-        ["--fabric", "ethernet_boxes", "--n-ranks", "1"],
-        ["--fabric", "ethernet_boxes", "--precision", "0"],
-        ["--fabric", "ethernet_boxes", "--budget", "-1"],
+        ["--fabric", "ethernet_boxes", "--ranks", "1"],
+        ["--fabric", "ethernet_boxes", "--half-width", "0"],
+        ["--fabric", "ethernet_boxes", "--samples-share", "-1"],
         ["--fabric", "ethernet_boxes", "--timeout", "0"],
         ["--fabric", "ethernet_boxes", "--max-repeats", "0"],
         ["--fabric", "ethernet_boxes", "--store", "{junk}"],
         ["--fabric", "ethernet_boxes", "--store", "/proc/none/s.db"],
-        ["--n-ranks", "many"],
+        ["--ranks", "many"],
         ["--compare", "a", "b", "--store", "{store}"],
         ["--compare", "a", "b", "--store", "{none}"],
     ],
-    "import": [["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{csv}", "--setting", "ring/8"], []],
-    "book key": [["{folder}"], ["{junk}"], ["/proc/key"], []],
-    "book build": [
+    "store import": [["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{csv}", "--setting", "ring/8"], []],
+    "store book key": [["{folder}"], ["{junk}"], ["/proc/key"], []],
+    "store book build": [
         ["{none}", "--out", "{out}"],
         ["nonsense://x", "--out", "{out}"],
         ["{folder}", "--sign", "{none}"],
         ["{folder}", "--memory-mb", "1"],
         [],
     ],
-    "book show": [
+    "store book show": [
         *[[path] for path in ("{none}", "{empty}", "{junk}", "{folder}")],
         ["{none}", "--book-key", "00"],
         [],
     ],
-    "book diff": [["{none}", "{none}"], ["{junk}", "{junk}"], []],
-    "export": [
+    "store book diff": [["{none}", "{none}"], ["{junk}", "{junk}"], []],
+    "store export": [
         ["{out}", "--to", "xml", "--store", "{store}"],
         ["{out}", "--store", "{none}"],
         ["{out}", "--store", "{junk}"],
@@ -138,30 +148,30 @@ MISTAKES = {
         ["{out}", "--to", "chrome", "--trace", "{junk}", "--store", "{store}"],
         [],
     ],
-    "memory": [
-        ["--model", "many"],
-        ["--model", "7B", "--precision", "int3"],
-        ["--model", "7B", "--optimizer", "x"],
-        ["--model", "7B", "--ranks", "0"],
-        ["--overlap", "--group", "0"],
-    ],
     "advise": [
         [],
         ["many"],
         ["1e30"],
         ["{none}/config.json"],
         ["7B", "--nodes", "0"],
-        ["7B", "--gpus", "0"],
-        ["7B", "--gpus", "9"],
+        ["7B", "--ranks-per-node", "0"],
+        ["7B", "--ranks-per-node", "9"],
         ["7B", "--machine", "nowhere"],
         ["7B", "--machine", "{junk}"],
         ["7B", "--gpu", "abacus"],
+        ["many", "--memory"],
+        ["7B", "--memory", "--precision", "int3"],
+        ["7B", "--memory", "--optimizer", "x"],
+        ["7B", "--memory", "--ranks", "0"],
+        ["--memory", "--overlap", "--group", "0"],
+        ["7B", "--memory", "--overlap"],
+        ["7B", "--overlap"],
         ["7B", "--gpu-memory-gb", "nan"],
         ["7B", "--gpu-memory-gb", "-1"],
         ["7B", "--gpu-memory-gb", "1e300"],
         ["7B", "--heads", "3"],
         ["7B", "--fabric-id", "x"],
-        ["7B", "--gpus", "1", "--stage", "3"],
+        ["7B", "--ranks-per-node", "1", "--stage", "3"],
         ["--layers", "9", "--hidden", "1000000000000"],
         ["7B", "--precision", "int3"],
         ["7B", "--optimizer", "x"],
@@ -189,6 +199,11 @@ MISTAKES = {
         ["{folder}", "--store", "{store}"],
         ["/proc/x.html", "--store", "{store}"],
         ["x.png", "--store", "{store}"],
+        ["--plot", "nothing", "--store", "{store}"],
+        ["--plot", "timeline", "--store", "{store}"],
+        ["{out}", "--plot", "steps", "--store", "{store}"],
+        ["/proc/x.png", "--plot", "steps", "--store", "{store}"],
+        ["--plot", "steps", "--store", "{none}"],
         ["{out}", "--store", "{none}"],
         ["{out}", "--store", "{junk}"],
         ["{out}", "--store", "{store}", "--trace", "{junk}"],
@@ -196,22 +211,14 @@ MISTAKES = {
         ["{out}", "--store", "{store}", "--summary", "{huge}", "--summary", "{huge}"],
         ["{out}", "--store", "{store}", "--trace", "{csv}", "--trace", "{csv}", "--trace", "{csv}"],
     ],
-    "plot": [
-        ["nothing", "--store", "{store}"],
-        ["timeline", "--store", "{store}"],
-        ["steps", "{out}", "--store", "{store}"],
-        ["steps", "/proc/x.png", "--store", "{store}"],
-        ["steps", "--store", "{none}"],
-        [],
-    ],
-    "metrics": [
+    "daemon metrics": [
         ["--store", "{junk}"],
         ["--serve", "nonsense"],
         ["--serve", "256.0.0.1:1"],
         ["--dashboard", "/proc/d.json"],
     ],
-    "fabrics": [["--bogus"]],
-    "fabrics add": [
+    "hardware": [["--bogus"]],
+    "hardware add": [
         ["h100_node", "--topology", "{junk}"],
         ["../mine", "--topology", "{junk}"],
         *[["mine", "--topology", path] for path in ("{none}", "{empty}", "{junk}", "{huge}", "{folder}")],
@@ -220,16 +227,9 @@ MISTAKES = {
         ["mine"],
         [],
     ],
-    "fabrics remove": [["h100_node"], ["nobody"], []],
-    "nccl": [
-        ["dgx_h100", "--library", "{junk}"],
-        ["dgx_h100", "--library", "/nowhere/libnccl.so.2"],
-        ["nowhere", "--library", "{junk}"],
-        ["{junk}", "--library", "{junk}"],
-        ["dgx_h100", "--library", "{junk}", "--ranks-per-node", "9"],
-    ],
+    "hardware remove": [["h100_node"], ["nobody"], []],
     "doctor": [["--endpoint", "nonsense"], ["--curve-keys", "{none}"], ["--store", "{folder}"]],
-    "keys": [["{junk}"], ["/proc/keys"], [""], []],
+    "daemon keys": [["{junk}"], ["/proc/keys"], [""], []],
     "demo": [
         ["--out", ""],
         ["--out="],
@@ -237,14 +237,12 @@ MISTAKES = {
         ["--out", "/proc/run"],
         ["--fabric", "nope", "--out", "{out}"],
     ],
-    "models list": [["--store", "{none}"], ["--store", "{junk}"]],
-    "stage show": [["{store}"]],
-    "stage test": [["{none}"], ["{empty}"], ["{junk}"], []],
+    "store models": [["--store", "{none}"], ["--store", "{junk}"]],
     "store backup": [
         *[["{out}", "--store", store] for store in ("{none}", "{empty}", "{junk}")],
         *[[out, "--store", "{store}"] for out in ("{folder}", "{junk}", "{store}", "/proc/copy.db", "{none}/copy.db")],
-        ["{store}", "--store", "{store}", "--overwrite"],
-        ["/dev/null", "--store", "{store}", "--overwrite"],
+        ["{store}", "--store", "{store}", "--force"],
+        ["/dev/null", "--store", "{store}", "--force"],
         [],
     ],
     "store check": [
@@ -261,27 +259,21 @@ MISTAKES = {
 
 AS_JSON = {
     "status": ["--endpoint", "{daemon}"],
-    "top": ["--endpoint", "{daemon}"],
     "jobs": ["--store", "{store}"],
     "explain": ["--store", "{store}"],
-    "table": ["--store", "{store}"],
+    "predict": ["--store", "{store}"],
     "replay": ["{csv}", "--store", "{store}"],
     "sweep": ["--compare", "job", "job", "--store", "{store}"],
-    "import": ["{csv}", "--store", "{other}", "--dry-run"],
-    "export": ["{out}", "--to", "measurements", "--store", "{store}"],
+    "store import": ["{csv}", "--store", "{other}", "--dry-run"],
+    "store export": ["{out}", "--to", "measurements", "--store", "{store}"],
     "report": ["{out}", "--store", "{store}"],
-    "plot": ["list", "--store", "{store}"],
-    "metrics": ["--endpoint", "ipc:///nowhere/d.sock", "--store", "{store}"],
-    "fabrics": [],
-    "nccl": ["list"],
+    "daemon metrics": ["--endpoint", "ipc:///nowhere/d.sock", "--store", "{store}"],
+    "hardware": [],
     "doctor": ["--endpoint", "ipc:///nowhere/d.sock", "--store", "{store}"],
-    "keys": ["{keys}"],
-    "memory": ["--model", "7.5B"],
+    "daemon keys": ["{keys}"],
     "advise": ["1.3B"],
-    "stage show": [],
-    "stage test": ["{csv}"],
-    "models list": ["--store", "{store}"],
-    "store backup": ["{copy}", "--store", "{store}", "--overwrite"],
+    "store models": ["--store", "{store}"],
+    "store backup": ["{copy}", "--store", "{store}", "--force"],
     "store check": ["--store", "{store}"],
     "store repair": ["{store}"],
 }
@@ -383,7 +375,7 @@ def test_mistakes_are_one_line_and_exit_code_2(name, words, places, monkeypatch,
 
 @pytest.mark.parametrize("name", AS_JSON)
 def test_json_is_json(name, places, monkeypatch, capsys):
-    if name in ("status", "top"):
+    if name == "status":
         from zerotune.store.wire import StatusReply
 
         reply = StatusReply(1, "0", "ipc://x", "s.db", 1.0, 1, 0)
@@ -395,7 +387,7 @@ def test_json_is_json(name, places, monkeypatch, capsys):
     assert json.loads(text) is not None
 
 
-@pytest.mark.parametrize("name", ["", "models", "stage", "store"])
+@pytest.mark.parametrize("name", ["", "store", "store book"])
 def test_groups_have_an_example_too(name: str, monkeypatch, capsys):
     _, text, _ = run(monkeypatch, capsys, *name.split(), "--help")
     assert "Example: zerotune" in " ".join(text.split())
@@ -411,9 +403,8 @@ def test_a_store_that_is_a_folder_is_named_with_the_remedy(name, places, monkeyp
     monkeypatch.chdir(tmp_path)
     needed = {
         "replay": ["{csv}"],
-        "import": ["{csv}"],
-        "export": ["{out}"],
-        "plot": ["steps"],
+        "store import": ["{csv}"],
+        "store export": ["{out}"],
         "launch": ["--", "true"],
         "store backup": ["{copy}"],
     }
@@ -425,7 +416,7 @@ def test_a_store_that_is_a_folder_is_named_with_the_remedy(name, places, monkeyp
 
 @pytest.mark.parametrize(
     ("words", "value"),
-    [(["memory", "--model", "7B", "--ranks", "0"], "'0'"), (["sweep", "--n-ranks", "many"], "'many'")],
+    [(["advise", "7B", "--memory", "--ranks", "0"], "'0'"), (["sweep", "--ranks", "many"], "'many'")],
 )
 def test_a_refused_value_is_named(words, value, monkeypatch, capsys):
     _, _, error = run(monkeypatch, capsys, *words)

@@ -35,7 +35,6 @@ def test_three_commands_that_there_are(has_daemon, has_store, tmp_path: Path, mo
     text = capsys.readouterr().out
     assert [line.split("  ")[1] for line in text.splitlines() if line.startswith("  ")] == offered
     assert {command.split()[1] for command in offered} <= get_command(app).commands.keys()
-    assert any("--start-daemon" in command for command in offered) == (not has_daemon)
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["launch", "--help"]])

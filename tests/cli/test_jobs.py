@@ -145,7 +145,10 @@ def test_a_job_is_found_by_its_name_if_only_one_has_it(path: Path) -> None:
             job_of(store, "nobody")
 
 
-@pytest.mark.parametrize("command", [["explain"], ["report", "{out}.html"], ["plot", "list"], ["export", "{out}.json"]])
+@pytest.mark.parametrize(
+    "command",
+    [["explain"], ["report", "{out}.html"], ["report", "--plot", "list"], ["store", "export", "{out}.json"]],
+)
 def test_every_command_with_a_job_takes_the_name(command, path, tmp_path, monkeypatch, capsys) -> None:
     words = [word.format(out=tmp_path / "out") for word in command]
     for job, is_known in (("untuned", True), ("nobody", False)):

@@ -49,8 +49,8 @@ def plan(tmp_path: Path) -> Path:
     [
         ("--no-agent", "--plan"),
         ("--no-agent", "--log-trace"),
-        ("--no-agent", "--start-daemon"),
-        ("--plan", "--start-daemon"),
+        ("--no-agent", "--daemon"),
+        ("--plan", "--daemon"),
         ("--store",),
         ("--budget-percent",),
         ("--memory-threshold",),
@@ -66,7 +66,7 @@ def test_useless_options_are_refused_by_name_with_the_remedy(words, plan, tmp_pa
     code, error = launch(monkeypatch, capsys, *given)
     assert (code, error.count("\n")) == (2, 1), error
     assert all(word in error for word in words)
-    assert len(words) > 1 or "--start-daemon" in error
+    assert len(words) > 1 or "--no-daemon" in error
     assert not (tmp_path / "trace").exists()
 
 
@@ -118,7 +118,7 @@ def test_what_bounds_trials_reaches_the_daemon_that_launch_starts(tmp_path, monk
         lambda *_, options, **__: asked.append(options) or (ANSWER, Started),
     )
     for words in (("--budget-percent", "2.5", "--memory-threshold", "0.8"), ("--no-explore", "--shadow"), ()):
-        code, error = launch(monkeypatch, capsys, "--start-daemon", "--store", tmp_path / "s.db", *words)
+        code, error = launch(monkeypatch, capsys, "--daemon", "--store", tmp_path / "s.db", *words)
         assert code == 0, error
         assert asked.pop() == list(words)
 
@@ -128,7 +128,7 @@ def test_training_starts_beside_a_daemon_that_is_slow_to_start(tmp_path, monkeyp
         raise SlowDaemonError("ipc://x", Started, tmp_path / "s.daemon.log")
 
     monkeypatch.setattr("zerotune.tuner.client.background_daemon.ensure_daemon", slow)
-    code, error = launch(monkeypatch, capsys, "--start-daemon", "--store", tmp_path / "s.db")
+    code, error = launch(monkeypatch, capsys, "--daemon", "--store", tmp_path / "s.db")
     assert code == 0, error
     assert sum("s.daemon.log" in line for line in error.splitlines()) == 1, error
 

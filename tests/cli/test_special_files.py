@@ -12,19 +12,19 @@ import pytest
 COMMANDS = (
     ["launch", "--plan", "FILE", "--", "true"],
     ["launch", "--fabric", "FILE", "--", "true"],
-    ["nccl", "FILE", "--plan", "FILE"],
+    ["predict", "FILE", "--plan", "FILE"],
     ["replay", "FILE"],
     ["replay", "none.db", "--plan", "FILE"],
-    ["fabrics", "add", "x", "FILE"],
+    ["hardware", "add", "x", "FILE"],
     ["advise", "FILE"],
     ["advise", "7e9", "--measured", "FILE"],
-    ["book", "show", "FILE"],
-    ["book", "show", "none.book", "--book-key", "FILE"],
-    ["book", "build", ".", "--out", "new.book", "--sign", "FILE"],
+    ["store", "book", "show", "FILE"],
+    ["store", "book", "show", "none.book", "--book-key", "FILE"],
+    ["store", "book", "build", ".", "--out", "new.book", "--sign", "FILE"],
     ["daemon", "--book", "none.book", "--book-key", "FILE", "--store", "s.db"],
     ["jobs", "--store", "FILE"],
     ["store", "check", "FILE"],
-    ["import", "FILE", "--store", "s.db"],
+    ["store", "import", "FILE", "--store", "s.db"],
 )
 
 

@@ -59,8 +59,8 @@ def daemon():
 
 @pytest.mark.parametrize(
     ("words", "on_terminal"),
-    [(["status"], True), (["top", "--once"], True), (["status"], False), (["status", "--json"], False),
-     (["top", "--json"], False)],
+    [(["status"], True), (["status", "--watch", "--once"], True), (["status"], False), (["status", "--json"], False),
+     (["status", "--watch", "--json"], False)],
 )  # fmt: skip
 def test_names_of_connected_jobs_steer_nothing(daemon, words, on_terminal):
     endpoint, log = daemon
@@ -95,7 +95,7 @@ def run(*words, on_terminal=False) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     ("words", "on_terminal"),
-    [(["jobs"], True), (["jobs"], False), (["explain"], False), (["models", "list"], False),
+    [(["jobs"], True), (["jobs"], False), (["explain"], False), (["store", "models"], False),
      (["explain", "--job", "b\x1b[2J\x07\u202e\x9b"], False)],
 )  # fmt: skip
 def test_tables_and_errors_show_what_would_steer_a_terminal(store, words, on_terminal):
@@ -116,7 +116,7 @@ def test_brackets_in_names_of_files_are_no_markup(store, tmp_path):
 def test_names_of_files_are_shown_likewise(tmp_path):
     path = tmp_path / "t\x1b[2J\u202e.json"
     path.write_text("nothing")
-    code, said = run("import", str(path), "--store", str(tmp_path / "s.db"))
+    code, said = run("store", "import", str(path), "--store", str(tmp_path / "s.db"))
     assert code == 2
     assert not [mark for mark in STEERING if mark in said]
     assert os.fsencode(tmp_path) in said.encode()

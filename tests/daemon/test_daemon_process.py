@@ -281,7 +281,7 @@ def test_a_daemon_that_cannot_answer_is_not_said_to_be_missing(daemon, private_p
         launch_command(["true"], endpoint=daemon.endpoint, start_daemon=starts)
         told = capsys.readouterr().err
         assert f"`kill -CONT {pid}`" in told
-        assert "--start-daemon" not in told
+        assert "--daemon" not in told
     daemon.process.send_signal(signal.SIGCONT)
     daemon.end(signal.SIGKILL)
     with pytest.raises(UserError, match=r"d\.sock") as missing:

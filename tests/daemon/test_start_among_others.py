@@ -1,4 +1,4 @@
-"""`launch --start-daemon` with what makes a daemon one of many: shared measurements, a book, other nodes."""
+"""`launch --daemon` with what makes a daemon one of many: shared measurements, a book, other nodes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ZEROTUNE = [sys.executable, "-m", "zerotune.tuner.cli"]
 def test_the_daemon_shares_reads_the_book_and_listens_as_launch_was_told(tmp_path: Path) -> None:
     endpoint, fleet, book = f"ipc://{tmp_path}/d.sock", tmp_path / "fleet", tmp_path / "fleet.book"
     keys, signing = tmp_path / "keys", tmp_path / "book.key"
-    subprocess.run([*ZEROTUNE, "keys", str(keys)], check=True, capture_output=True)
+    subprocess.run([*ZEROTUNE, "daemon", "keys", str(keys)], check=True, capture_output=True)
     make_key(signing)
 
     def launch(*options: object) -> subprocess.CompletedProcess[str]:
-        command = [*ZEROTUNE, "launch", "--start-daemon", "--endpoint", endpoint, "--store", tmp_path / "s.db"]
+        command = [*ZEROTUNE, "launch", "--daemon", "--endpoint", endpoint, "--store", tmp_path / "s.db"]
         command += ["--fabric", "ethernet_boxes", *options, "--", "true"]
         return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=120, check=False)
 

@@ -27,7 +27,7 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
 
 
 def test_one_of_them_starts_it_and_all_train(endpoint: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--start-daemon", "--endpoint", endpoint]
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--daemon", "--endpoint", endpoint]
     command += ["--fabric", "ethernet_boxes", "--store", str(tmp_path / "s.db"), "--", sys.executable, "-c", "print(7)"]
     launched = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     said = [process.communicate(timeout=120) for process in launched]
@@ -47,7 +47,7 @@ def test_one_says_so_where_each_is_in_a_container_of_its_own(tmp_path: Path) -> 
     contained = ["unshare", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*contained, "true"], stderr=subprocess.DEVNULL, check=False).returncode:
         pytest.skip("may make no PID namespaces")
-    command = [*contained, sys.executable, "-m", "zerotune.tuner.cli", "launch", "--start-daemon"]
+    command = [*contained, sys.executable, "-m", "zerotune.tuner.cli", "launch", "--daemon"]
     command += ["--endpoint", f"ipc://{tmp_path}/d.sock", "--store", str(tmp_path / "s.db")]
     command += ["--fabric", "ethernet_boxes", "--", "cat"]
     launched = [

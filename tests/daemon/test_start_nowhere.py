@@ -1,4 +1,4 @@
-"""`launch --start-daemon` where no daemon can be: training runs, untuned, and one line says why."""
+"""`launch --daemon` where no daemon can be: training runs, untuned, and one line says why."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_training_runs_beside_a_store_that_cannot_be(private_path, monkeypatch, 
 def test_training_runs_beside_a_full_disk(private_path):
     """Files of no size can still be made on one."""
     store = private_path / "s.db"
-    command = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--start-daemon", "--store", str(store)]
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--daemon", "--store", str(store)]
     command += ["--endpoint", f"ipc://{private_path}/d.sock", "--fabric", "ethernet_boxes", "--", "echo", "trained"]
     done = subprocess.run(
         command,

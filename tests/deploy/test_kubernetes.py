@@ -179,7 +179,8 @@ def place(tmp_path: Path) -> Path:
         os.chown(tmp_path / name, 0, USER)
         (tmp_path / name).chmod(0o2777)
     made = tmp_path / "made"
-    subprocess.run([sys.executable, "-m", "zerotune.tuner.cli", "keys", str(made)], check=True, capture_output=True)
+    words = [sys.executable, "-m", "zerotune.tuner.cli", "daemon", "keys", str(made)]
+    subprocess.run(words, check=True, capture_output=True)
     (tmp_path / "secret").mkdir()
     for name in made.iterdir():
         if name.is_file():  # as `kubectl create secret --from-file` takes a folder

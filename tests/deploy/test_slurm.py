@@ -1,4 +1,4 @@
-"""`--start-daemon` under a real Slurm, and the scripts of deploy/slurm in it."""
+"""`--daemon` under a real Slurm, and the scripts of deploy/slurm in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "deploy" / "slurm"
 TRAIN = str(ROOT / "zero_runtime" / "examples" / "train.py")
-LAUNCH = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--start-daemon", "--fabric", "ethernet_boxes"]
+LAUNCH = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--daemon", "--fabric", "ethernet_boxes"]
 
 
 @pytest.fixture(scope="module")

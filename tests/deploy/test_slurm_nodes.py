@@ -52,7 +52,7 @@ def cluster() -> Iterator[SlurmCluster]:
 def test_a_job_over_two_nodes_is_led_by_one_and_leaves_nothing(cluster: SlurmCluster) -> None:
     keys = cluster.folder / "etc" / "keys"
     keys.mkdir()
-    made = cluster.run("zerotune", "keys", str(keys / "0"))
+    made = cluster.run("zerotune", "daemon", "keys", str(keys / "0"))
     assert made.returncode == 0, made.stderr
     out = cluster.folder / "out.txt"
     done = cluster.run(

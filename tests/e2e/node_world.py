@@ -57,7 +57,7 @@ class World:
     def use_tcp(self):
         """The daemon's address is tcp:// from now on, with new keys."""
         self.keys = self.folder / "keys"
-        assert self.zerotune("keys", self.keys).returncode == 0
+        assert self.zerotune("daemon", "keys", self.keys).returncode == 0
         self.endpoint = f"tcp://127.0.0.1:{free_port()}"
         self.environment["ZEROTUNE_CURVE_KEYS"] = str(self.keys)
 

@@ -56,7 +56,7 @@ def run() -> Run:
 @pytest.mark.parametrize("to", ["plan", "nvidia-csv", "rccl-csv", "ncclx-csv", "ncclx-json"])
 def test_winners_of_a_book_as_tables(book: Path, run: Run, tmp_path: Path, to: str) -> None:
     out = tmp_path / ("t.json" if to in ("plan", "ncclx-json") else "t.csv")
-    run("export", out, "--to", to, "--book", book)
+    run("store", "export", out, "--to", to, "--book", book)
     rows = plan_rows(out)
     assert {row.candidate for row in rows} == {Candidate(Algorithm.ring, Protocol.ll128, 8)}
     for n_bytes in (1 << 20, 1 << 24):
@@ -97,4 +97,4 @@ def test_advice_from_a_book_of_nothing_or_of_other_gpus_is_refused(run: Run, tmp
 )
 def test_what_a_book_cannot_give_is_refused(book: Path, run: Run, tmp_path: Path, words: list[str]) -> None:
     with pytest.raises(UserError):
-        run("export", tmp_path / "t", "--book", book, *words)
+        run("store", "export", tmp_path / "t", "--book", book, *words)

@@ -163,7 +163,7 @@ def test_a_liar_of_another_ones_name_is_told_from_them_by_key(tmp_path: Path) ->
     job = np.zeros(len(block), np.int64)
     put(tmp_path, *pack(HONEST[0], Fabric("fabric", FACTS), ["job"], job, block, 1_800_000_000, liar))
     made(tmp_path)
-    done = CliRunner().invoke(app, ["book", "show", str(tmp_path / "book")])
+    done = CliRunner().invoke(app, ["store", "book", "show", str(tmp_path / "book")])
     (line,) = (line for line in done.output.splitlines() if line.startswith("set aside"))
     assert f"{HONEST[0]} ({liar.public_hex[:16]}" in line
 
@@ -261,7 +261,7 @@ def test_with_a_list_nobody_else_is_heard(tmp_path: Path) -> None:
     assert gains(made(tmp_path))[0] > 1, "keys cost nothing"
     lines = [f"{signer_of(name).public_hex.upper()}\tthe {name}  # rack 7\n" for name in HONEST]
     (tmp_path / "list").write_text("# our nodes\n\n" + "".join(lines))
-    words = ["book", "build", str(tmp_path / "fleet"), "--out", str(tmp_path / "book"), "--json"]
+    words = ["store", "book", "build", str(tmp_path / "fleet"), "--out", str(tmp_path / "book"), "--json"]
     done = CliRunner().invoke(app, [*words, "--contributors", str(tmp_path / "list")])
     assert json.loads(done.stdout)["set_aside"] == ["not listed"]
     book = made(tmp_path, listed={signer_of(name).public_hex: f"the {name}" for name in HONEST})
@@ -282,7 +282,7 @@ def test_a_list_that_is_none(tmp_path: Path, text: str | None, named: str) -> No
     fleet(tmp_path)
     if text is not None:
         (tmp_path / "list").write_text(text, errors="surrogateescape")
-    words = ["book", "build", str(tmp_path / "fleet"), "--out", str(tmp_path / "book")]
+    words = ["store", "book", "build", str(tmp_path / "fleet"), "--out", str(tmp_path / "book")]
     done = CliRunner().invoke(app, [*words, "--contributors", str(tmp_path / "list")])
     assert isinstance(done.exception, UserError)
     assert str(tmp_path / "list") in done.exception.problem

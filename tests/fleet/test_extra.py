@@ -16,9 +16,10 @@ from zerotune.tuner.cli.app import app
 @pytest.mark.parametrize(
     "words",
     [
-        ["book", "key", "book.key"], ["book", "build", "fleet"], ["book", "show", "fleet.book"],
-        ["book", "diff", "one.book", "other.book"], ["advise", "1B", "--measured", "fleet.book"],
-        ["export", "plan.json", "--to", "plan", "--book", "fleet.book"],
+        ["store", "book", "key", "book.key"], ["store", "book", "build", "fleet"],
+        ["store", "book", "show", "fleet.book"], ["store", "book", "diff", "one.book", "other.book"],
+        ["advise", "1B", "--measured", "fleet.book"],
+        ["store", "export", "plan.json", "--to", "plan", "--book", "fleet.book"],
     ],
 )  # fmt: skip
 def test_without_the_extra_its_name_is_told(
@@ -36,6 +37,6 @@ def test_without_the_extra_its_name_is_told(
 def test_a_key_is_made_with_what_it_takes_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     find, absent = importlib.util.find_spec, ("pyarrow", "duckdb", "fsspec")
     monkeypatch.setattr("zerotune.tuner.fleet.find_spec", lambda name: None if name in absent else find(name))
-    done = CliRunner().invoke(app, ["book", "key", str(tmp_path / "book.key"), "--json"])
+    done = CliRunner().invoke(app, ["store", "book", "key", str(tmp_path / "book.key"), "--json"])
     assert done.exit_code == 0
     assert len(json.loads(done.stdout)["key"]) == 64

@@ -193,7 +193,7 @@ def daemon_messages(data: bytes) -> None:
 
 
 def importing(format_name: str | None) -> Callable[[bytes], None]:
-    """What `zerotune import` reads, in one format or found out."""
+    """What `zerotune store import` reads, in one format or found out."""
     name = f"trace_rank_1{TRACE_SUFFIX if format_name == 'zerotune' else ''}"
 
     def run(data: bytes) -> None:

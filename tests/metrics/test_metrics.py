@@ -128,7 +128,7 @@ def exposed_labels(store) -> dict[str, set[str]]:
 
 def test_the_shipped_dashboard_is_the_newest():
     shipped = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboard.json"
-    assert json.loads(shipped.read_text()) == dashboard(), f"zerotune metrics --dashboard {shipped}"
+    assert json.loads(shipped.read_text()) == dashboard(), f"zerotune daemon metrics --dashboard {shipped}"
 
 
 def test_the_dashboard_asks_for_what_there_is(store):

@@ -1,4 +1,4 @@
-"""Fitted models in the store, as `zerotune models list` shows them; damaged ones are set aside and fitted anew."""
+"""Fitted models in the store, as `zerotune store models` shows them; damaged ones are set aside and fitted anew."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ GATHER = [Collective.all_gather]
 
 
 def run(*words: object) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["table", *map(str, words)], env={"COLUMNS": "200"})
+    done = CliRunner().invoke(app, ["predict", *map(str, words)], env={"COLUMNS": "200"})
     return done.exit_code, done.output + str(done.exception or "")
 
 

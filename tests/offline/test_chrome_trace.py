@@ -184,8 +184,8 @@ def run(*words: object) -> tuple[int, str]:
 def test_the_command(folder: Path, tmp_path: Path):
     store = make_store(tmp_path / "s.db")
     out = tmp_path / "t.json.gz"
-    code, told = run("export", out, "--to", "chrome", "--store", store, "--json")
+    code, told = run("store", "export", out, "--to", "chrome", "--store", store, "--json")
     assert (code, json.loads(told)["format"]) == (0, "chrome")
     assert by_kind(events_of(out), "collective")
-    assert run("export", out, "--to", "chrome", "--store", store, "--trace", folder)[0] == 0
+    assert run("store", "export", out, "--to", "chrome", "--store", store, "--trace", folder)[0] == 0
     assert len(by_kind(events_of(out), "collective")) == 2 * N_CALLS

@@ -16,15 +16,13 @@ from zerotune.store.sqlite.database import Store
 from zerotune.tuner import cli
 
 COMMANDS = (
-    ["models", "list"],
-    ["models", "compare"],
-    ["stage", "show"],
+    ["store", "models"],
     ["explain"],
     ["report", "{out}/r.html"],
-    ["plot", "list"],
-    ["export", "{out}/p.json"],
-    ["export", "{out}/t.conf", "--to", "nvidia-csv"],
-    ["export", "{out}/m.csv", "--to", "measurements"],
+    ["report", "--plot", "list"],
+    ["store", "export", "{out}/p.json"],
+    ["store", "export", "{out}/t.conf", "--to", "nvidia-csv"],
+    ["store", "export", "{out}/m.csv", "--to", "measurements"],
     ["metrics"],
 )
 DAMAGED_COLUMN = {"jobs": "stage", "measurements": "duration_us", "steps": "epoch", "decisions": "alternatives"}

@@ -88,7 +88,7 @@ def test_the_commands_draw_the_ranks_of_a_trace(tmp_path: Path):
         store.record_job("job", "f", {}, 2)
         store.flush()
     page, picture = tmp_path / "r.html", tmp_path / "ranks.svg"
-    for words in (["report", page], ["plot", "ranks", picture]):
+    for words in (["report", page], ["report", picture, "--plot", "ranks"]):
         given = [*words, "--store", tmp_path / "s.db", "--trace", tmp_path / "traces"]
         assert CliRunner().invoke(app, list(map(str, given))).exit_code == 0
     (figure,) = re.findall(r'<figure id="ranks">.*?</figure>', page.read_text(), re.DOTALL)

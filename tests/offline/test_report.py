@@ -245,7 +245,7 @@ def _js(text: str) -> str:
     ("source", "known"),
     [(Source.imported, "3 imported"), (Source.sweep, "3 measurements")],
 )
-@pytest.mark.parametrize("words", [["report"], ["plot", "winners"]])
+@pytest.mark.parametrize("words", [["report"], ["report", "--plot", "winners"]])
 def test_what_did_not_train_has_no_report(words, source, known, tmp_path: Path, monkeypatch, capsys):
     """Of a sweep or an import a page would say that NCCL's own choice ran throughout, in no steps."""
     path, out = tmp_path / "s.db", tmp_path / ("out.html" if words == ["report"] else "out.svg")

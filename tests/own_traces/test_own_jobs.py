@@ -74,7 +74,7 @@ def test_of_several_jobs_one_is_named(folder: Path):
     assert load_table(folder, likely_job_id="job-2").job_id == "job-2", "a report's own job"
     code, shown = run("replay", folder, "--job", "job-2", "--json")
     assert (code, json.loads(shown)["n_collectives"]) == (0, 20)
-    code, shown = run("stage", "test", folder, "--job", "job-1", "--json")
+    code, shown = run("explain", "--trace", folder, "--job", "job-1", "--json")
     assert (code, json.loads(shown)["n_calls"]) == (0, N_CALLS)
 
 
@@ -89,9 +89,9 @@ def test_several_files_are_one_job_or_several(tmp_path: Path, folder: Path):
         ([folder, other.parent, "--job", "job-2"], ["job-2"]),
         ([*files, "--rank", "1"], ["job-1"]),
     ):
-        code, shown = run("stage", "test", *words, "--json")
+        code, shown = run("explain", "--trace", *words, "--json")
         assert (code, [one["job"] for one in json.loads(shown)]) == (0, jobs)
-        assert run("stage", "test", *words)[0] == 0
+        assert run("explain", "--trace", *words)[0] == 0
     assert json.loads(shown)[0]["trace"] == str(files[1])
 
 

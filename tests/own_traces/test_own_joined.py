@@ -89,7 +89,7 @@ def test_job_and_fabric_are_the_traces_own(folder: Path, tmp_path: Path):
         (job,) = store.jobs()
     assert (job.n_ranks, job.ended_at_s is not None) == (4, True)
     assert set(rows_in(tmp_path / "s.db")["is_default"]) == {0, 1}, "--default makes nothing NCCL's own choice"
-    for option in ("--fabric-id", "--default", "--n-nodes 1"):
+    for option in ("--fabric-id", "--default", "--nodes 1"):
         assert any(option in note for note in trace.summary.notes), option
 
 

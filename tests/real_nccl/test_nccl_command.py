@@ -1,4 +1,4 @@
-"""`zerotune nccl` over the real library."""
+"""`zerotune predict` over the real library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def nccl(monkeypatch, capsys):
     """The command, which asks NCCL in processes of its own."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["zerotune", "nccl", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["zerotune", "predict", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:
             cli.main()
         return subprocess.CompletedProcess(sys.argv, left.value.code or 0, *capsys.readouterr())

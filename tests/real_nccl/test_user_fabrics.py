@@ -1,4 +1,4 @@
-"""`zerotune fabrics add` as a user calls it: a machine's topology file in, a rehearsal on its twin out."""
+"""`zerotune hardware add` as a user calls it: a machine's topology file in, a rehearsal on its twin out."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def user(newest, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def added(user):
-    return user.json("fabrics", "add", "mine", "--topology", "t.xml", "--ranks-per-node", RANKS)
+    return user.json("hardware", "add", "mine", "--topology", "t.xml", "--ranks-per-node", RANKS)
 
 
 def test_a_fabric_is_exact_and_does_not_need_the_dump_any_more(user, added, newest):
@@ -96,7 +96,7 @@ def test_a_rehearsal_decides_as_on_the_machine(user, added):
     told = user.launch("--no-agent", "--fabric", "mine", "--", *command)
     ran = {tuple(call[:2]): call[2:] for call in json.loads(told)}
     options = ("--ranks-per-node", RANKS, "--min-bytes", "1MiB", "--max-bytes", "1MiB")
-    chosen = user.json("nccl", "dgx_h100", *options)["choices"]
+    chosen = user.json("predict", "dgx_h100", *options)["choices"]
     compared = [each for each in chosen if (each["collective"], each["message_bytes"]) in ran]
     assert {each["collective"] for each in compared} == {"all_gather", "all_reduce"}
     for each in compared:
@@ -107,9 +107,9 @@ def test_a_rehearsal_decides_as_on_the_machine(user, added):
 
 def test_several_nodes_and_removal(user, added):
     options = ("--topology", "t.xml", "--ranks-per-node", 1, "--nodes", 2, "--force")
-    assert user.json("fabrics", "add", "two", *options)["worst_relative_error"] < 1e-3
+    assert user.json("hardware", "add", "two", *options)["worst_relative_error"] < 1e-3
     assert user.json("fabrics")["two"]["max_nodes"] == 2
-    assert user.json("fabrics", "remove", "two") == {"removed": "two"}
+    assert user.json("hardware", "remove", "two") == {"removed": "two"}
     assert "two" not in user.json("fabrics")
     assert sorted(path.name for path in user.fabrics.iterdir()) == ["mine.toml", "mine.xml"]
 
@@ -147,14 +147,14 @@ def test_mistakes_are_told_in_one_line_and_leave_nothing(user, added, words, nam
     (user.folder / "no_gpu.xml").write_text('<system version="1"/>')
     with (user.folder / "huge.xml").open("wb") as file:
         file.truncate(1 << 30)
-    assert named in user.refused("fabrics", "add", *words)
+    assert named in user.refused("hardware", "add", *words)
     assert sorted(path.name for path in user.fabrics.iterdir()) == ["mine.toml", "mine.xml"]
 
 
 @pytest.mark.parametrize("name", ["h100_node", "nobody", "../mine"])
 def test_only_what_was_added_can_be_removed(user, added, name):
-    assert name in user.refused("fabrics", "remove", name)
+    assert name in user.refused("hardware", "remove", name)
 
 
 def test_other_commands_know_the_name(user, added):
-    assert "mine.xml" in user.refused("nccl", "mine", "--ranks-per-node", 9)
+    assert "mine.xml" in user.refused("predict", "mine", "--ranks-per-node", 9)

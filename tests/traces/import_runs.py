@@ -1,4 +1,4 @@
-"""`zerotune import` run in this process, tables for it, and what it has recorded."""
+"""`zerotune store import` run in this process, tables for it, and what it has recorded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADER = (
 def command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object
 ) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["zerotune", "import", *map(str, words)])
+    monkeypatch.setattr(sys, "argv", ["zerotune", "store", "import", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
         main()
     told = capsys.readouterr()

@@ -194,7 +194,7 @@ def test_measurements_say_what_ran_or_are_left_out() -> None:
     assert trace.summary.unusable[LeftOut.setting_unknown] == 56
     (forced,) = trace.measurements(Candidate(Algorithm.ring, Protocol.ll, 8), n_nodes=4)
     assert {(row["algorithm"], row["protocol"], row["n_channels"], row["n_nodes"]) for row in forced} == {(1, 0, 8, 4)}
-    assert any("--n-nodes 4" in note for note in trace.summary.notes), "the file names one host"
+    assert any("--nodes 4" in note for note in trace.summary.notes), "the file names one host"
     (default,) = trace.measurements(is_default=True)
     assert default["is_default"].all()
     assert len(default) == 56

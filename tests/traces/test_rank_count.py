@@ -74,10 +74,10 @@ def test_what_the_user_says_wins_and_is_told(tmp_path: Path, monkeypatch, capsys
     path.write_text("".join(run(16)))
     counts, notes = found(path, n_ranks=32, n_nodes=4)
     assert counts == {(32, 4)}
-    assert any("--n-ranks 32" in note for note in notes)
-    assert any("--n-nodes 4" in note for note in notes)
-    code, _, err = command(monkeypatch, capsys, path, "--default", "--n-ranks", "1")
-    assert (code, "--n-ranks" in err) == (2, True)
+    assert any("--ranks 32" in note for note in notes)
+    assert any("--nodes 4" in note for note in notes)
+    code, _, err = command(monkeypatch, capsys, path, "--default", "--ranks", "1")
+    assert (code, "--ranks" in err) == (2, True)
 
 
 def test_a_list_of_more_ranks_than_the_figures_allow_is_refused(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -86,7 +86,7 @@ def test_a_list_of_more_ranks_than_the_figures_allow_is_refused(tmp_path: Path, 
     code, _, err = command(monkeypatch, capsys, path, "--default", "--store", tmp_path / "s.db")
     assert code == 2
     assert "rank 15 is listed" in err
-    assert "--n-ranks" in err
+    assert "--ranks" in err
     assert found(path, n_ranks=4, n_nodes=1)[0] == {(4, 1)}
 
 

@@ -1,4 +1,4 @@
-"""`zerotune top`: what fits on a terminal, what names may not do to it, and how it ends."""
+"""`zerotune status --watch`: what fits on a terminal, what names may not do to it, and how it ends."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_it_ends_in_good_order_and_leaves_the_terminal_as_it_was(way, tmp_path):
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("4H", 10, 60, 0, 0))
     before = termios.tcgetattr(its)
-    command = [*COMMAND, "top", "--endpoint", f"ipc://{tmp_path}/none.sock"]
+    command = [*COMMAND, "status", "--watch", "--endpoint", f"ipc://{tmp_path}/none.sock"]
     environment = {**os.environ, "TERM": "xterm"}
     with subprocess.Popen(
         command, stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True,
@@ -68,7 +68,7 @@ def test_it_ends_in_good_order_and_leaves_the_terminal_as_it_was(way, tmp_path):
         try:
             shown = b""
             deadline_s = time.monotonic() + WAIT_S
-            while b"zerotune top" not in shown:
+            while b"zerotune status --watch" not in shown:
                 shown += os.read(ours, 4096)
                 assert time.monotonic() < deadline_s
             assert b"\x1b[?1049h" in shown

@@ -61,8 +61,8 @@ def daemon(folder: Path) -> Iterator[tuple[subprocess.Popen, str]]:
 
 @contextlib.contextmanager
 def dashboard(endpoint: str, *options: str) -> Iterator[str]:
-    """The address that `zerotune dashboard` prints."""
-    words = [*COMMAND, "dashboard", "--endpoint", endpoint, "--listen", "127.0.0.1:0", *options]
+    """The address that `zerotune status --web` prints."""
+    words = [*COMMAND, "status", "--web", "--endpoint", endpoint, "--listen", "127.0.0.1:0", *options]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process.stdout.readline().split()[-1]

@@ -20,7 +20,7 @@ from .terminal import shown
 
 def _existing_keys(context: typer.Context, folder: Path | None) -> Path | None:
     if folder is not None and not folder.is_dir() and not context.resilient_parsing:  # that is shell completion
-        raise UserError(f"there is no folder of keys at {folder}", f"make one with `zerotune keys {folder}`")
+        raise UserError(f"there is no folder of keys at {folder}", f"make one with `zerotune daemon keys {folder}`")
     return folder
 
 
@@ -76,7 +76,7 @@ FabricName = Annotated[
     str | None,
     typer.Option(
         "--fabric",
-        help="Name or path of a fabric file: use the emulated NCCL. See `zerotune fabrics`.",
+        help="Name or path of a fabric file: use the emulated NCCL. See `zerotune hardware`.",
         autocompletion=completion.fabrics,
     ),
 ]
@@ -84,7 +84,7 @@ CurveKeys = Annotated[
     Path | None,
     typer.Option(
         "--curve-keys",
-        help="Folder with the keys for tcp:// endpoints, see `zerotune keys`.",
+        help="Folder with the keys for tcp:// endpoints, see `zerotune daemon keys`.",
         callback=_existing_keys,
         envvar="ZEROTUNE_CURVE_KEYS",
     ),

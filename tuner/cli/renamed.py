@@ -1,4 +1,4 @@
-"""Commands and options by their names of release 0.1: they work for one release more, and say the new name."""
+"""Earlier names of commands and options: they work for one release more, and the new name is said."""
 
 from __future__ import annotations
 
@@ -9,12 +9,33 @@ Words = list[str]
 
 
 def _plot(words: Words) -> Words:
-    """`plot NAME [OUT]` names the picture first, `report [OUT] --plot NAME` the file."""
-    return ["report", *words[1:], "--plot", words[0]] if words else ["report", "--plot"]
+    """`plot NAME [OUT]` became `report [OUT] --plot NAME`."""
+    is_named = bool(words) and not words[0].startswith("-")
+    return ["report", *words[1:], "--plot", words[0]] if is_named else ["report", *words]
 
 
 def _nccl(words: Words) -> Words:
-    return ["hardware"] if words == ["list"] else ["predict", *words]
+    """`nccl --min-bytes A --max-bytes B` became `predict --sizes A:B`."""
+    if words == ["list"]:
+        return ["hardware"]
+    rest, limits = ["predict"], {"--min-bytes": "1K", "--max-bytes": "1G"}
+    before, given = dict(limits), iter(words)
+    for word in given:
+        name, equals, value = word.partition("=")
+        if name in limits:
+            limits[name] = value if equals else next(given, "")
+        else:
+            rest.append(word)
+    return rest if limits == before else [*rest, "--sizes", ":".join(limits.values())]
+
+
+def _memory(words: Words) -> Words:
+    """`memory --model 7B` became `advise 7B --memory`."""
+    return ["advise", "--memory", *(word.removeprefix("--model=") for word in words if word != "--model")]
+
+
+def _stage(words: Words) -> Words:
+    return ["explain", "--trace", *words[1:]] if words[:1] == ["test"] else ["explain", *words]
 
 
 COMMANDS: Final[dict[str, tuple[str, ...] | Callable[[Words], Words]]] = {
@@ -26,12 +47,12 @@ COMMANDS: Final[dict[str, tuple[str, ...] | Callable[[Words], Words]]] = {
     "import": ("store", "import"),
     "export": ("store", "export"),
     "book": ("store", "book"),
-    "models": ("store", "models"),
-    "memory": ("advise", "--memory"),
+    "models": lambda words: ["store", "models", *(word for word in words if word != "list")],
+    "memory": _memory,
     "nccl": _nccl,
     "table": ("predict",),
     "fabrics": ("hardware",),
-    "stage": ("explain",),
+    "stage": _stage,
 }
 """What a first word became."""
 OPTIONS: Final = {

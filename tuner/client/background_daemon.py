@@ -1,4 +1,4 @@
-"""A daemon in the background, for `launch --start-daemon` and the demo."""
+"""A daemon in the background, for `launch --daemon` and the demo."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def daemon(machine: Machine) -> Finding:
     if reply is None:
         if (holder := holder_of(where)) is not None:
             return of_error("daemon", no_answer(where, holder))
-        return warning("daemon", f"none at {where}", "start `zerotune daemon`, or launch with --start-daemon")
+        return warning("daemon", f"none at {where}", "start `zerotune daemon`, or launch with --daemon")
     found = f"pid {reply.daemon_pid} at {where}, {counted(len(reply.jobs), 'job')}"
     if reply.health != "ok":
         return warning("daemon", f"{found}: {reply.health}", "`zerotune status` says why")
@@ -112,7 +112,7 @@ def keys(machine: Machine) -> Finding:
         return ok("keys", "none; only several nodes need them")
     secrets = sorted(folder.glob("*.key_secret")) if folder.is_dir() else []
     if not secrets:
-        return problem("keys", f"no keys in {folder}", f"make them with `zerotune keys {folder}`")
+        return problem("keys", f"no keys in {folder}", f"make them with `zerotune daemon keys {folder}`")
     is_client = any(one.name == "client.key_secret" for one in secrets)
     if is_client and not (folder / "server.key").is_file():
         return problem("keys", f"{folder} lacks server.key", "copy it from the daemon's node")

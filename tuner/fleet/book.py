@@ -39,7 +39,7 @@ MAX_FACTS: Final = 256
 """Of one fabric."""
 MAX_GAIN: Final = 5.0
 """Log; nothing is 150 times as fast as NCCL's own choice."""
-_DOMAIN: Final = b"zerotune book 1\n"
+_DOMAIN: Final = b"zerotune store book 1\n"
 """What is signed begins with it, so that no signature of something else fits."""
 
 Text = Annotated[str, msgspec.Meta(max_length=512)]
@@ -220,7 +220,7 @@ def opened(data: bytes, name: str, verifier: Verifier | None = None) -> Book:
     try:
         seal = _seals.decode(first)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BookError(f"{name} is no book", "make one with `zerotune book build`") from error
+        raise BookError(f"{name} is no book", "make one with `zerotune store book build`") from error
     if seal.zerotune_book != FORMAT:
         raise BookError(f"{name} is of format {seal.zerotune_book}", f"this zerotune reads format {FORMAT}")
     if verifier is not None and not verifier.is_signed(seal.key, seal.signature, _DOMAIN + body):
@@ -247,7 +247,7 @@ def _opened(body: bytes, name: str, signed_by: str) -> Book:
         found[type(line)].append(line)
     heads = found[Head]
     if len(heads) != 1 or not isinstance(heads[0], Head):
-        raise BookError(f"{name} has {len(heads)} heads", "make a new one with `zerotune book build`")
+        raise BookError(f"{name} has {len(heads)} heads", "make a new one with `zerotune store book build`")
     return Book(
         heads[0],
         tuple(one for one in found[FabricLine] if isinstance(one, FabricLine)),

@@ -1,4 +1,4 @@
-"""`zerotune book build`: merge what is new below a URL, and write the book of all that was merged."""
+"""`zerotune store book build`: merge what is new below a URL, and write the book of all that was merged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`zerotune book show | diff`: a book by URL, its winners as tables, and what changed from one to another."""
+"""`zerotune store book show | diff`: a book by URL, its winners as tables, and what changed from one to another."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def _one_fabric(cells: Iterable[Cell], name: str, fabric_id: str | None) -> str:
     fabrics = sorted({one.fabric_id for one in cells})
     if not fabrics or fabric_id not in (None, *fabrics):
         where = f" of fabric {fabric_id}" if fabric_id is not None else ""
-        raise UserError(f"{name} has nothing to use{where}", "`zerotune book show` lists what it has")
+        raise UserError(f"{name} has nothing to use{where}", "`zerotune store book show` lists what it has")
     if fabric_id is None and len(fabrics) > 1:
         remedy = f"name one with --fabric-id: {', '.join(fabrics[:8])}"
         raise UserError(f"{name} is of {len(fabrics)} fabrics", remedy)

@@ -49,10 +49,10 @@ class Signer:
                 raise UserError(f"others may read the private key {path}", f"chmod 600 {path}")
             key = load_pem_private_key(read_file(path, _MAX_BYTES), None)
         except (OSError, ValueError, TypeError) as error:
-            remedy = "if it is damaged, move it away; `zerotune book key FILE` makes one"
+            remedy = "if it is damaged, move it away; `zerotune store book key FILE` makes one"
             raise UserError(f"{path} is no private key", remedy) from error
         if not isinstance(key, Ed25519PrivateKey):
-            raise UserError(f"{path} is no ed25519 key", "make one with `zerotune book key FILE`")
+            raise UserError(f"{path} is no ed25519 key", "make one with `zerotune store book key FILE`")
         return cls(key)
 
     @classmethod
@@ -104,10 +104,10 @@ class Verifier:
         try:
             key = load_pem_public_key(read_file(Path(text), _MAX_BYTES))
         except (OSError, ValueError) as error:
-            remedy = "name the .pub file that `zerotune book key` wrote, or its 64 hexadecimal digits"
+            remedy = "name the .pub file that `zerotune store book key` wrote, or its 64 hexadecimal digits"
             raise UserError(f"{text} is no public key", remedy) from error
         if not isinstance(key, Ed25519PublicKey):
-            raise UserError(f"{text} is no ed25519 key", "make one with `zerotune book key FILE`")
+            raise UserError(f"{text} is no ed25519 key", "make one with `zerotune store book key FILE`")
         return cls(key)
 
     @property

@@ -17,7 +17,7 @@ READY: Final = "metrics at "
 
 @contextlib.contextmanager
 def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Path | None) -> Iterator[str]:
-    """Run `zerotune metrics --serve` as a child, which ends with this process, however that ends.
+    """Run `zerotune daemon metrics --serve` as a child, which ends with this process, however that ends.
 
     Args:
         curve_dir: folder with the keys for a daemon at `tcp://`; None: no keys.
@@ -29,7 +29,7 @@ def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Pa
         UserError: the address is not HOST:PORT, or cannot be bound.
     """
     parse_address(address)
-    command = [*python_with("zerotune.tuner.cli"), "metrics", "--serve", address, "--endpoint", endpoint]
+    command = [*python_with("zerotune.tuner.cli"), "daemon", "metrics", "--serve", address, "--endpoint", endpoint]
     command += ["--store", str(store_path), *(["--curve-keys", str(curve_dir)] if curve_dir is not None else [])]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

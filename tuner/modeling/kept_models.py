@@ -1,4 +1,4 @@
-"""Fitted models in the store, as `zerotune models list` shows them.
+"""Fitted models in the store, as `zerotune store models` shows them.
 
 A fabric's model has one name (`kriging`): what the last fit left. What could not be read was set aside as
 `kriging.damaged`. A model is only a digest of measurements: one of other versions or with damaged bytes is fitted anew.

@@ -1,4 +1,4 @@
-"""`zerotune table`: what a job that began now would run, by node count and size, and why."""
+"""`zerotune predict`: what a job that began now would run, by node count and size, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`zerotune table` on a terminal: sizes down, node counts across."""
+"""`zerotune predict` on a terminal: sizes down, node counts across."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`zerotune memory`: the memory and communication analysis of zerotune.tuner.advice.zero_formulas, as tables."""
+"""`zerotune advise --memory`: what each ZeRO stage needs, by zerotune.tuner.advice.zero_formulas, as tables."""
 
 from __future__ import annotations
 

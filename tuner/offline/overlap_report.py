@@ -1,4 +1,4 @@
-"""`zerotune memory --overlap`: up to how many ranks a layer's gather hides behind the layer before it.
+"""`zerotune advise --memory --overlap`: up to how many ranks a layer's gather hides behind the layer before it.
 
 A ring's latency grows with every rank, computation does not, so at some number of ranks stage 3 stops overlapping.
 Times are NCCL's own cost model's on the topology that a fabric file states, its number of nodes extended; nothing

@@ -162,8 +162,8 @@ def placed(rows: Block, user_facts: UserFacts, summary: Summary) -> Block:
 def _overrule(rows: Block, user_facts: UserFacts, summary: Summary) -> None:
     """Put the user's ranks and nodes in the place of those that a file states, unless it states several."""
     for name, option, said in (
-        ("n_ranks", "--n-ranks", user_facts.n_ranks),
-        ("n_nodes", "--n-nodes", user_facts.n_nodes),
+        ("n_ranks", "--ranks", user_facts.n_ranks),
+        ("n_nodes", "--nodes", user_facts.n_nodes),
     ):
         stated = np.unique(rows[name][rows[name] > 0])
         if said is not None and len(stated) == 1 and stated[0] != said:
@@ -176,16 +176,16 @@ def _place(rows: Block, user_facts: UserFacts, summary: Summary, fewest_ranks: i
     """Fill in the nodes; shape (n,): which rows then have their ranks and nodes."""
     if user_facts.n_ranks is not None:
         if ((rows["n_ranks"] > 0) & (rows["n_ranks"] != user_facts.n_ranks)).any():
-            summary.note(f"the file tells its numbers of ranks: --n-ranks {user_facts.n_ranks} was not used for them")
+            summary.note(f"the file tells its numbers of ranks: --ranks {user_facts.n_ranks} was not used for them")
         rows["n_ranks"][rows["n_ranks"] == 0] = user_facts.n_ranks
     if user_facts.n_nodes is not None:
         told = rows["n_nodes"][(rows["n_nodes"] > 0) & (rows["n_nodes"] != user_facts.n_nodes)]
         if len(told):
-            summary.note(f"the file tells its number of nodes: --n-nodes {user_facts.n_nodes} was not used for it")
+            summary.note(f"the file tells its number of nodes: --nodes {user_facts.n_nodes} was not used for it")
         unsaid = (rows["n_nodes"] == 0) & (rows["n_ranks"] > 1)
         fewest = int(rows["n_ranks"][unsaid if unsaid.any() else rows["n_ranks"] > 1].min(initial=UNKNOWN_U4))
         if fewest < user_facts.n_nodes:
-            raise UserError(f"{fewest} ranks cannot be on {user_facts.n_nodes} nodes", "mend --n-nodes")
+            raise UserError(f"{fewest} ranks cannot be on {user_facts.n_nodes} nodes", "mend --nodes")
         rows["n_nodes"][unsaid] = user_facts.n_nodes
     has_ranks = rows["n_ranks"] >= fewest_ranks
     known = has_ranks & (rows["n_nodes"] > 0)

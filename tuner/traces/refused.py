@@ -31,10 +31,10 @@ _BEGINNINGS: Final = {
     b"\xfd7zXZ\0": _PACKED,
     b"BZh": _PACKED,
     b"7z\xbc\xaf\x27\x1c": _PACKED,
-    b"PAR1": Refusal("is Parquet", "import the CSV that `zerotune export --to measurements` writes"),
+    b"PAR1": Refusal("is Parquet", "import the CSV that `zerotune store export --to measurements` writes"),
     b"SQLite format 3\0": Refusal(
         "is a SQLite database, perhaps our store or one of Nsight's, and no trace",
-        "give a trace, or what `zerotune export FILE --to measurements` writes of a store",
+        "give a trace, or what `zerotune store export FILE --to measurements` writes of a store",
     ),
 }
 _OBJECTS: Final = {
@@ -45,7 +45,7 @@ _OBJECTS: Final = {
     (b'"zerotune_plan"',): Refusal("is a plan: choices, not measurements", _JUDGE),
     (b'"n_cells"', b'"n_places"', b'"n_visited"'): Refusal(
         "is what `zerotune sweep --json` prints: medians, whose samples are in the sweep's store already",
-        "take them elsewhere with `zerotune export samples.csv --to measurements`",
+        "take them elsewhere with `zerotune store export samples.csv --to measurements`",
     ),
 }
 """What a JSON object of such a kind has at its beginning."""

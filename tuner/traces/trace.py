@@ -80,7 +80,7 @@ class Trace:
 
     @property
     def is_measurements(self) -> bool:
-        """True when the rows are measured settings (nccl-tests, tuner CSV) that `zerotune import` stores."""
+        """True when the rows are measured settings (nccl-tests, tuner CSV) that `zerotune store import` stores."""
         return self.format_name in MEASURING_FORMATS
 
     def refuse_job(self, job_id: str | None) -> None:

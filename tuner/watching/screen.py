@@ -54,7 +54,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def _head(snapshot: Snapshot) -> Text:
-    line = Text("zerotune top", "bold")
+    line = Text("zerotune status --watch", "bold")
     if not snapshot.problem:
         memory = f"{snapshot.resident_bytes / 1e6:.0f} MB"
         line.append(f"  {snapshot.daemon}, up {_lasting(snapshot.uptime_s)}, {memory}", "not bold")

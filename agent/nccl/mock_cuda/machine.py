@@ -33,7 +33,7 @@ _MULTIPROCESSORS: Final = {70: 80, 75: 72, 80: 108, 86: 84, 89: 142, 90: 132, 10
 _MEMORY_BYTES: Final = 80 << 30
 _XML_VERSION: Final = "1"
 _REMEDY: Final = "give a file that NCCL_TOPO_DUMP_FILE wrote"
-_DUMP: Final = "give the file that NCCL_TOPO_DUMP_FILE writes there beside it, or a machine of `zerotune nccl list`"
+_DUMP: Final = "give the file that NCCL_TOPO_DUMP_FILE writes there beside it, or a machine of `zerotune hardware`"
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ def check_sources(parser: argparse.ArgumentParser, store: Path | None, folder: P
         try:
             Store.open(store, read_only=True).close()
         except StoreError as error:
-            remedy = error.remedy if store.exists() else f"make one with `zerotune import FILE --store {store}`"
+            remedy = error.remedy if store.exists() else f"make one with `zerotune store import FILE --store {store}`"
             parser.error(f"--store: {error.problem}; {remedy}")
         _refuse_nothing(parser, f"--store {store}", of_store(store))
 

@@ -98,7 +98,7 @@ def dashboard_asked_without_end(folder: Path, environment: Mapping[str, str]) ->
     """A stranger without the token asks for the page without end, on as many connections as there are places."""
     from zerotune.tuner.watching.web.patience import MAX_CONNECTIONS
 
-    words = [*COMMAND, "dashboard", "--listen", f"127.0.0.1:{(port := free_port())}"]
+    words = [*COMMAND, "status", "--web", "--listen", f"127.0.0.1:{(port := free_port())}"]
     with ExitStack() as stack:
         process = stack.enter_context(running(words, folder, environment))
         assert process.stdout is not None
@@ -112,7 +112,7 @@ def metrics_asked_slowly(folder: Path, environment: Mapping[str, str]) -> bool:
     """All places of the metrics are held by requests that never end."""
     from zerotune.tuner.metrics.server import MAX_CONNECTIONS
 
-    words = [*COMMAND, "metrics", "--serve", f"127.0.0.1:{(port := free_port())}"]
+    words = [*COMMAND, "daemon", "metrics", "--serve", f"127.0.0.1:{(port := free_port())}"]
     with ExitStack() as stack:
         stack.enter_context(running(words, folder, environment))
         until_listening(port)

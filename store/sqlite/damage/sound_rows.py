@@ -146,7 +146,7 @@ _JOINED: Final = ("fabrics", "jobs", "series")
 """Small tables that a million rows refer to: damaged rows are looked for once per query, not once per row."""
 
 _CANNOT_RUN: Final = f"source = {int(Source.imported)} AND NOT {RUNNABLE_SQL}"
-"""Condition on series: what older versions of `zerotune import` let in. What ran here did run."""
+"""Condition on series: what older versions of `zerotune store import` let in. What ran here did run."""
 
 _told: set[str] = set()
 

@@ -36,7 +36,7 @@ def test_a_late_rank_is_named_everywhere(world):
     (late,) = lateness.late
     assert late.rank == 1
     assert late.late_us == pytest.approx(1800, rel=0.2)
-    metrics = world.zerotune("metrics", "--endpoint", world.endpoint, "--store", world.store).stdout
+    metrics = world.zerotune("daemon", "metrics", "--endpoint", world.endpoint, "--store", world.store).stdout
     assert "zerotune_job_rank_late_seconds{" in metrics
     assert world.finish(training, timeout_s=200)[0] == 0
     explained = json.loads(world.zerotune("explain", "--store", world.store, "--json").stdout)

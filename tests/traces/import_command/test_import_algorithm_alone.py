@@ -115,7 +115,7 @@ def store_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 def test_an_imported_run_is_replayed_and_shown(store_path: Path, tmp_path: Path):
     table = tmp_path / "m.csv"
-    done = CliRunner().invoke(app, ["export", str(table), "--to", "measurements", "--store", str(store_path)])
+    done = CliRunner().invoke(app, ["store", "export", str(table), "--to", "measurements", "--store", str(store_path)])
     assert done.exit_code == 0, done.output
     result = replay(table, list(POLICIES))
     by_policy = {total.policy: total for total in result.totals}

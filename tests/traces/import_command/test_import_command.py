@@ -1,4 +1,4 @@
-"""`zerotune import` as its user meets it: what it says, its exit codes, and a store that nothing can spoil."""
+"""`zerotune store import` as its user meets it: what it says, its exit codes, and a store that nothing can spoil."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ def test_what_the_system_does_not_let_us_read_is_neither_damaged_nor_unknown(tmp
         (tmp_path / file).symlink_to("/proc/self/mem")
     with pytest.raises(TraceAccessError, match=os.strerror(errno.EIO)):
         read_trace(tmp_path)
-    words = [sys.executable, "-m", "zerotune.tuner.cli", "import", str(tmp_path), "--store", str(tmp_path / "s.db")]
-    done = subprocess.run(words, capture_output=True, text=True)
+    words = [sys.executable, "-m", "zerotune.tuner.cli", "store", "import", str(tmp_path), "--store", "s.db"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path.parent)
     assert (done.returncode, os.strerror(errno.EIO) in done.stderr) == (2, True)
 
 

@@ -1,4 +1,4 @@
-"""Options of `zerotune import` against what files tell; and files of which nothing can be used."""
+"""Options of `zerotune store import` against what files tell; and files of which nothing can be used."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORCED = "host:1:1 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"
         (["--setting="], ["--setting"]),
         (["--setting", "tree"], ["tree/any ", "all_gather", "ring/ll, ring/ll128"]),
         (["--default", "--format", ""], ["--format"]),
-        (["--default", "--n-nodes", "512"], ["512 nodes"]),
+        (["--default", "--nodes", "512"], ["512 nodes"]),
         ([], ["--default", "--setting"]),
     ],
 )
@@ -45,7 +45,7 @@ def test_what_cannot_be_is_refused(words: list[str], named: list[str], tmp_path:
 @pytest.mark.parametrize(
     ("words", "note"),
     [
-        (["--default", "--n-nodes", "2"], "--n-nodes 2"),
+        (["--default", "--nodes", "2"], "--nodes 2"),
         (["--default", "--collective", "all_reduce"], "--collective all_reduce"),
     ],
 )

@@ -114,11 +114,11 @@ def test_options_fill_in_and_never_override(tmp_path: Path):
     table = exported(first, tmp_path / "all.csv")
     trace, _ = imported(table, tmp_path / "t.db", fabric_id="mine", is_default=True, n_nodes=1)
     assert stored(tmp_path / "t.db") == stored(first)
-    for option in ("--fabric-id", "--default", "--n-nodes 1"):
+    for option in ("--fabric-id", "--default", "--nodes 1"):
         assert any(option in note for note in trace.summary.notes), option
     bare = tmp_path / "bare.csv"
     bare.write_text("collective,message_bytes,n_ranks,n_nodes,duration_us\nall_gather,1024,8,,10.5\n")
-    with pytest.raises(UserError, match="--n-nodes"):
+    with pytest.raises(UserError, match="--nodes"):
         imported(bare, tmp_path / "u.db")
     with pytest.raises(UserError, match=r"--default .*--setting"):
         imported(bare, tmp_path / "u.db", n_nodes=2)
@@ -144,7 +144,7 @@ def tuner_csv(path: Path, *columns: str) -> Path:
         ("collective", r"t.csv .* collective \(line 1: '.*'\).*docs/reference/traces.md"),
         ("algorithm", r"t.csv .* algorithm \(line 1: '.*'\).*docs/reference/traces.md"),
         ("ranks", r"\(1\);.* `ranks`"),
-        ("nodes", r"\(1\);.* --n-nodes"),
+        ("nodes", r"\(1\);.* --nodes"),
         ("latency_us", r"\(1\);.* `latency_us`"),
     ],
 )

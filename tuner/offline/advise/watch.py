@@ -168,7 +168,7 @@ def watch(
         StoreError: the store cannot be read.
     """
     if not path.is_file():
-        raise UserError(f"there is no store at {path}", "begin a job with `zerotune launch --start-daemon`")
+        raise UserError(f"there is no store at {path}", "begin a job with `zerotune launch --daemon`")
     if not is_store(path):
         raise UserError(f"{path} is no store, and nothing else is written while a job runs", "name its daemon's store")
     told: dict[str, Alternative] | None = None

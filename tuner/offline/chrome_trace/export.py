@@ -1,4 +1,4 @@
-"""`zerotune export --to chrome`: a job of the store, or the ranks of its trace."""
+"""`zerotune store export --to chrome`: a job of the store, or the ranks of its trace."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`zerotune import`."""
+"""`zerotune store import`."""

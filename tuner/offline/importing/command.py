@@ -1,4 +1,4 @@
-"""`zerotune import`: measurements and traces of other tools into the store."""
+"""`zerotune store import`: measurements and traces of other tools into the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `zerotune import` prints: what was found, what could not be used, and why."""
+"""What `zerotune store import` prints: what was found, what could not be used, and why."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ REMEDIES: Final = {
     LeftOut.no_duration: "a table needs a column of times, `latency_us` in NVIDIA's tuner CSV; NCCL's own log has none:"
     " replay it with --fabric (docs/reference/traces.md)",
     LeftOut.impossible_time: "give each row its time in microseconds (docs/reference/traces.md)",
-    LeftOut.nodes_unknown: "say with --n-nodes on how many nodes it ran",
-    LeftOut.ranks_unknown: "say with --n-ranks how many ranks ran, or give the table a column `ranks`",
+    LeftOut.nodes_unknown: "say with --nodes on how many nodes it ran",
+    LeftOut.ranks_unknown: "say with --ranks how many ranks ran, or give the table a column `ranks`",
     LeftOut.cannot_run: "mend the columns that say what ran, or measure what NCCL has (docs/reference/traces.md)",
     LeftOut.setting_unknown: "say with --default or --setting what ran",
 }

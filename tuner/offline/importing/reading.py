@@ -1,4 +1,4 @@
-"""What `zerotune import` reads: the job of each row, and duplicate files."""
+"""What `zerotune store import` reads: the job of each row, and duplicate files."""
 
 from __future__ import annotations
 

@@ -99,5 +99,5 @@ def nothing_judged(trace: Trace, table: CollectiveTable, settings: Collection[st
     whole = f"{begin}: none of its {counted(len(table.rows), 'collective')} has {lacks}{fault}"
     if table.fabric.get("emulated"):
         return TraceError(f"{whole}, and its fabric predicts none", "replay a trace with times, or give --store")
-    remedy = "name it with --fabric (`zerotune fabrics` lists them)"
+    remedy = "name it with --fabric (`zerotune hardware` lists them)"
     return TraceError(f"{whole}, and no fabric is described that predicts one", remedy)

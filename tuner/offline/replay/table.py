@@ -298,8 +298,8 @@ def _refuse_several_choices(rows: Array, file: Array, paths: Sequence[Path]) -> 
             f"{named}: several runs measured {Collective(one['collective']).name} of {int(one['message_bytes']):,}"
             f" bytes on {int(one['n_ranks'])} ranks, and none says whether NCCL chose its setting: they cannot all"
             " count as its own choice",
-            "name one run's file; or import each with --default or --setting, and replay what `zerotune export --to"
-            " measurements` writes",
+            "name one run's file; or import each with --default or --setting, and replay what"
+            " `zerotune store export --to measurements` writes",
         )
 
 

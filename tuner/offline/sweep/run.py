@@ -113,12 +113,12 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
         raise UserError(problem, f"use a --timeout above 0 and up to {MAX_TIMEOUT_S:,.0f} s")
     if request.n_ranks < 2:
         problem = "1 rank has nobody to talk to" if request.n_ranks == 1 else f"{request.n_ranks} ranks are none"
-        raise UserError(problem, "use --n-ranks 2 or more")
+        raise UserError(problem, "use --ranks 2 or more")
     if request.fabric is not None:
         most = fabrics.load(request.fabric).max_ranks
         if request.n_ranks > most:
             problem = f"fabric {request.fabric} has {most} ranks, not {request.n_ranks}"
-            raise UserError(problem, f"use --n-ranks {most} or less")
+            raise UserError(problem, f"use --ranks {most} or less")
         try:
             compiled.EMULATED_NCCL.build()
         except PluginError as error:
@@ -132,7 +132,7 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
         n_gpus = cuda.device_count()
         problem = f"this machine has {n_gpus} GPUs for {request.n_ranks} ranks"
         emulated = "--fabric NAME for the emulated NCCL"
-        raise UserError(problem, f"use --n-ranks {n_gpus}, or {emulated}" if n_gpus > 1 else f"use {emulated}")
+        raise UserError(problem, f"use --ranks {n_gpus}, or {emulated}" if n_gpus > 1 else f"use {emulated}")
     _check_fits(request.max_bytes, cuda.get_device_properties(0).total_memory, "of the GPU's memory")
     return collectives
 

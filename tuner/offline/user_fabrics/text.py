@@ -52,7 +52,7 @@ def fabric_text(name: str, release: str, gpu: Gpu, one_node: Topology | None, ma
         line for key, span in (("one_node", one_node), ("many_nodes", many_nodes)) if span for line in _span(key, span)
     )
     return f'''\
-# Made by `zerotune fabrics add`. Edit what you know better: `zerotune fabrics` says what it cannot use.
+# Made by `zerotune hardware add`. Edit what you know better: `zerotune hardware` says what it cannot use.
 title = "{n_nodes} x {ranks_per_node} GPUs of {name}.xml, as NCCL {release} believes"
 source = """Belief: what NCCL {release} found in the topology file, and its own cost tables, for all ranks of a node \\
 or of all nodes; fewer ranks have the same terms. Truth is that belief: times are NCCL's own estimates, nothing is \\

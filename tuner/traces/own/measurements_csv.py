@@ -1,4 +1,4 @@
-"""Our own measurements as CSV, as `zerotune export --to measurements` writes them.
+"""Our own measurements as CSV, as `zerotune store export --to measurements` writes them.
 
 Columns are those of store.sqlite.rows.measurements.MEASUREMENT, with names in place of numbers, and the job and fabric
 that a row was measured on; empty = unknown.

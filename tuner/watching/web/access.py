@@ -88,7 +88,7 @@ class Access:
         scope.setdefault("state", {})[IS_KNOWN] = is_known
         if is_known or scope["path"] in self._public:
             return None
-        return PlainTextResponse("open the address that `zerotune dashboard` printed: it has the token\n", 403)
+        return PlainTextResponse("open the address that `zerotune status --web` printed: it has the token\n", 403)
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(errors="replace"), self._token.encode())
