@@ -32,7 +32,7 @@ def test_training_runs_beside_a_store_that_cannot_be(private_path, monkeypatch, 
     store, launched = spoil(folder) / "s.db", []
     there = [*folder.rglob("*")]
     monkeypatch.setattr(os, "execvpe", lambda *arguments: launched.append(arguments))
-    launch_command(["true"], endpoint=f"ipc://{private_path}/d.sock", start_daemon=True, store=store)
+    launch_command(["true"], endpoint=f"ipc://{private_path}/d.sock", daemon=True, store=store)
     assert len(launched) == 1
     (line,) = (line for line in capsys.readouterr().err.splitlines() if str(store.parent) in line)
     assert "--store" in line
@@ -64,4 +64,4 @@ def test_an_address_that_cannot_be_is_a_mistake(private_path, monkeypatch, liste
     monkeypatch.setattr(os, "execvpe", lambda *_: pytest.fail("launched"))
     endpoint, store = f"ipc://{private_path}/d.sock", private_path / "s.db"
     with pytest.raises(UserError, match=listen.replace("*", ".")):
-        launch_command(["true"], endpoint=endpoint, start_daemon=True, store=store, listen=listen)
+        launch_command(["true"], endpoint=endpoint, daemon=True, store=store, listen=listen)
