@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ....store.counted import counted
+from ....store.counted import counted, faster
 from ....store.records import CommunicatorClass
 from ..emulated_note import emulated_note
 from .result import SweepResult, SweepRow
@@ -193,9 +193,8 @@ def _cells(row: SweepRow, *, is_first: bool, is_gain_expected: bool) -> tuple[st
     about = "~" if row.median_us is None else ""
     about_gain = "~" if is_gain_expected else about
     interval = "-" if row.low_us is None or row.high_us is None else f"{row.low_us:.1f}..{row.high_us:.1f}"
-    # For people the change of time, as everywhere: below zero is faster.
     is_compared = row.gain_percent is not None and row.setting != "baseline"
-    change = f"{about_gain}{0.0 - (row.gain_percent or 0.0):+.1f} %" if is_compared else ""
+    change = f"{about_gain}{faster(-(row.gain_percent or 0.0), 1)}" if is_compared else ""
     return (
         *head,
         f"[bold]{setting}[/]" if row.is_best else setting,
