@@ -23,8 +23,8 @@ WIDE = 140
 """Columns of a terminal from which on all figures have room."""
 WHY: Final = {
     Why.slower: "that should be slower than the choice of their size, as samples of others show",
-    Why.tie: "that should be as fast as the choice of their size, within --precision",
-    Why.budget: "for which --budget had no sample left",
+    Why.tie: "that should be as fast as the choice of their size, within --half-width",
+    Why.budget: "for which --samples-share had no sample left",
     Why.known: "that an earlier sweep measured",
     Why.broken: "that broke before, or whose kind did",
 }
@@ -85,14 +85,14 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
     elif result.n_unsettled and not result.interrupted:
         console.print(
             f"[yellow]{result.n_unsettled} choices are not sure[/]: the budget ran out before. The same command with a "
-            "larger --budget goes on from here; --full measures every setting."
+            "larger --samples-share goes on from here; --full measures every setting."
         )
     if n_hidden := sum(not shown for _, shown in _shown(result, max_per_place)):
         console.print(f"[dim]{n_hidden} slower settings are left out; --json has all.[/]")
     if _is_beaten(result):
         console.print(
             "[dim]A best may stand beside one that few samples show as faster: neighbouring sizes count, too, and "
-            "differences within --precision are ties.[/]"
+            "differences within --half-width are ties.[/]"
         )
     if any(row.n_samples == 0 and row.outcome == "ok" for row in result.rows):
         console.print(
