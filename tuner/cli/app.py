@@ -96,6 +96,6 @@ def _name_values(commands: Iterable[Any]) -> None:
                 one.metavar = one.metavar or one.name.upper().rstrip("_")
                 one.display_type = lambda ctx: ""
             elif one.metavar is None and not one.is_flag:
-                choices = one.type_descriptor.choices
-                one.metavar = "|".join(str(getattr(c, "value", c)) for c in choices) if choices else METAVARS.get(kind, "TEXT")
+                choices = [str(getattr(value, "value", value)) for value in one.type_descriptor.choices or ()]
+                one.metavar = "|".join(choices) or METAVARS.get(kind, "TEXT")
         _name_values(getattr(command, "commands", {}).values())
