@@ -20,3 +20,11 @@ def faster(change_percent: float, digits: int = 0) -> str:
     if not change_percent:
         return "as fast"
     return f"{abs(change_percent):.{digits}f} % {'faster' if change_percent <= 0 else 'slower'}"
+
+
+def size_text(n_bytes: int) -> str:
+    """A number of bytes with a binary unit, rounded."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if n_bytes >= 1 << shift:
+            return f"{n_bytes / (1 << shift):.4g} {unit}"
+    return f"{n_bytes} B"

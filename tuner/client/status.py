@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...agent.daemon_link.asking import fetch_status as fetch_status
 from ...store import wire
-from ...store.counted import counted
+from ...store.counted import counted, size_text
 from ...store.errors import UserError
 from ...store.job_names import titled
 from ...store.records import Exposure, HowKnown, MissingEvidence, Stage
@@ -93,8 +93,6 @@ def may_try(options: wire.DaemonOptions) -> str:
 
 def store_text(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
     """(text, style) of what is or was wrong with writing to the store; empty where nothing was lost."""
-    from rich.filesize import decimal
-
     store, folder = reply.store, Path(reply.store_path).parent
     lost = f"{counted(store.n_lost, 'record')} lost"
     if store.is_gone:
@@ -112,7 +110,7 @@ def store_text(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
             "bold red",
         )
     if store.is_out:
-        room = f", {decimal(free_bytes)} free" if (free_bytes := _free_bytes(folder)) is not None else ""
+        room = f", {size_text(free_bytes)} free" if (free_bytes := _free_bytes(folder)) is not None else ""
         yield (
             f"{reply.health}: the store cannot be written for {store.failed_s_ago:.0f} s: {store.error};"
             f" {counted(store.n_waiting, 'record')} waiting in memory, {lost if store.n_lost else 'none lost'}."
@@ -149,14 +147,12 @@ def _free_bytes(folder: Path) -> int | None:
 
 def render_status(reply: wire.StatusReply, console: Console) -> None:
     """Print the daemon's state, some lines per job: a table of all this would not fit on a terminal."""
-    from rich.filesize import decimal
-
     def show(text: str, style: str | None = None) -> None:
         console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     show(
         f"daemon {reply.version} (pid {reply.daemon_pid}) at {reply.endpoint}, up {reply.uptime_s:.0f} s,"
-        f" {decimal(reply.resident_bytes)}, {reply.n_errors} failures of its own,"
+        f" {size_text(reply.resident_bytes)}, {reply.n_errors} failures of its own,"
         f" {reply.n_refused} bad messages and records refused\nstore {reply.store_path}"
     )
     if reply.options is not None:

@@ -8,11 +8,10 @@ from itertools import groupby
 from rich.console import Console
 from rich.table import Table
 
-from ...store.counted import faster
+from ...store.counted import faster, size_text
 from ...store.records import CommunicatorClass
 from .choice_table import ChoiceTable, Ground, TableEntry
 from .emulated_note import emulated_note
-from .size_ranges import size_text
 
 
 def render(found: ChoiceTable, console: Console) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
+from ....store.counted import size_text
 from ....store.records import (
     Algorithm,
     Collective,
@@ -20,7 +21,6 @@ from ....store.records import (
     size_class_range,
 )
 from ...traces.own.clocks import Span
-from ..size_ranges import size_text
 from .events import Args, Track
 
 _ROWS_AT_ONCE: Final = 4096

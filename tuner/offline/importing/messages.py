@@ -8,12 +8,11 @@ from typing import Final
 
 from rich.console import Console
 
-from ....store.counted import counted
+from ....store.counted import counted, size_text
 from ....store.records import Algorithm, CommunicatorClass, Protocol
 from ...traces import Trace
 from ...traces.extents import Extent
 from ...traces.left_out import LeftOut
-from ..size_ranges import size_text
 
 OWN_FORMAT: Final = "zerotune"
 _MOST_SHOWN: Final = 12

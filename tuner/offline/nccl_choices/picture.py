@@ -6,8 +6,8 @@ from typing import Final
 
 from matplotlib.figure import Figure
 
+from ....store.counted import size_text
 from ..plots import GRID, add_box, add_legend, name_rows, new_figure
-from ..size_ranges import size_text
 from .choices import Choice, Choices
 
 _COLOURS: Final = ("#0f7b8a", "#c4501b", "#5b6abf", "#b58a00", "#8792a0", "#7a3e8f", "#3f8f4f", "#b03060", "#1c2430")

@@ -9,7 +9,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from ..size_ranges import size_text
+from ....store.counted import size_text
 from .choices import ChoiceChange, Choices
 from .plan_check import JudgedRow, RowEffect
 
