@@ -59,7 +59,6 @@ OF_THE_DAEMON = (
 
 
 def launch(
-    context: typer.Context,
     command: Annotated[list[str], typer.Argument(help="The training command, after `--`.")],
     fabric: FabricName = None,
     endpoint: Endpoint = None,
@@ -137,7 +136,6 @@ def launch(
     where = launching.endpoint(request)
     # At tcp:// it may be another machine's.
     start_daemon = agent and plan is None and (where.startswith("ipc://") if daemon is None else daemon)
-    source = context.get_parameter_source("daemon")  # by its name: the type is click's, or typer's own
     names_store = store is not None and str(store) != os.environ.get("ZEROTUNE_STORE")
     # Of the daemon alone: what the environment says of it stops no job that starts none.
     silent: UserError | None = None
@@ -153,7 +151,7 @@ def launch(
         "--plan": plan is not None,
         "--log-trace": log_trace is not None,
         "--numerics": numerics is NumericsChoice.exact and os.environ.get("ZEROTUNE_NUMERICS") != numerics.value,
-        "--daemon": daemon is True and source is not None and source.name == "COMMANDLINE",
+        "--daemon": daemon is True and os.environ.get("ZEROTUNE_DAEMON", "0") == "0",
         "--store": names_store,
         "--budget-percent": budget_percent is not None,
         "--memory-threshold": memory_threshold is not None,
