@@ -18,6 +18,7 @@ from ..fleet_options import (
     fleet_writer,
     shelf_of,
 )
+from ..grouped import Grouped
 from ..options import CurveKeys, Endpoint, StorePath, a_number
 from ..paths import endpoint_or_default, store_path, to_be_named
 from ..trial_options import (
@@ -37,7 +38,7 @@ from .keys import keys
 from .metrics import metrics as metrics_command
 from .stop import stop
 
-daemon = typer.Typer(invoke_without_command=True)
+daemon = typer.Typer(cls=Grouped, invoke_without_command=True)
 daemon.command()(stop)
 daemon.command()(keys)
 daemon.command("metrics")(metrics_command)
