@@ -1,4 +1,4 @@
-"""Why a launched job was not tuned, in words that docs/operate/troubleshooting.md explains, and how far it came."""
+"""Why a launched job was not tuned, in words that docs/operate/errors.md explains, and how far it came."""
 
 from __future__ import annotations
 

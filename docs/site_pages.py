@@ -39,8 +39,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links to files of the repository become links to their pages where the site has them, else their names."""
+    up = "../" * page.file.src_uri.count("/")
     for page_name, source in ELSEWHERE.items():
-        markdown = markdown.replace(f"](../{source}", f"]({page_name}")
+        markdown = markdown.replace(f"](../{up}{source}", f"]({up}{page_name}")
     return re.sub(r"\[([^]]+)\]\(\.\./\.\./[^)]+\)", r"\1", markdown)
 
 

@@ -2,7 +2,7 @@
 
 A trace is a gzip file (RFC 1952) of many members; each member holds one MessagePack map, one of the
 tagged structs below. Both are standard containers, so `zcat trace | msgpack-tool` reads it. A member
-is complete or absent: kill -9 costs at most the one being written. docs/reference/trace-format.md has the rest.
+is complete or absent: kill -9 costs at most the one being written. docs/reference/formats.md has the rest.
 
 Columns are little-endian arrays in *byte planes*: first the lowest byte of every value, then the next
 one, and so on, which gzip packs better and faster than whole values.

@@ -1,4 +1,4 @@
-"""This job's figures, for trainers, experiment trackers and OpenTelemetry; see docs/use/trackers.md.
+"""This job's figures, for trainers, experiment trackers and OpenTelemetry; see docs/frameworks.md#experiment-trackers.
 
 Nothing here blocks training or raises into it, and without the agent nothing is logged.
 """

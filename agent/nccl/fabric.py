@@ -396,7 +396,7 @@ def _explain(path: Path, raw: Mapping[str, Any], message: str) -> FabricError:
         except (KeyError, IndexError, TypeError):
             value = None
     shown = f"{key} = {value!r}: " if key and not isinstance(value, dict) else f"{key}: " if key else ""
-    return FabricError(f"fabric file {path}: {shown}{problem}", "mend that key (docs/reference/fabrics.md lists them)")
+    return FabricError(f"fabric file {path}: {shown}{problem}", "mend that key (docs/reference/formats.md lists them)")
 
 
 def _check(path: Path, fabric: Fabric) -> None:

@@ -1,4 +1,4 @@
-"""What a fabric file holds, as it is checked when it is read; docs/reference/fabrics.md tells what each key means."""
+"""What a fabric file holds, as it is checked when it is read; docs/reference/formats.md tells what each key means."""
 
 from __future__ import annotations
 

@@ -1,27 +1,25 @@
 """The ZeRO paper's evaluation and the articles' figures, each beside ours and with the error.
 
-All of the paper's runs are predicted with one set of constants (zero_paper_model.py). `--write` renews
-docs/design/zero-paper.md.
+All of the paper's runs are predicted with one set of constants (zero_paper_model.py). `--page FILE`
+writes the comparison row by row; docs/design/replay.md has its summary.
 
-Run: python -m benchmarks zero_paper [--write] [--quick] [--json]
+Run: python -m benchmarks zero_paper [--page FILE] [--quick] [--json]
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Final
 
 from benchmarks.advice import zero_paper_figures as figures
 from benchmarks.advice.zero_paper_figures import Stated
 from benchmarks.advice.zero_paper_model import CONSTANTS, DGX2, PaperRun, configuration, memory_gb, problem, step
+from benchmarks.lib.argument_types import a_file_to_write
 from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.tuner.advice import zero_formulas
 from zerotune.tuner.advice.prediction.memory import batch_that_fits
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "design" / "zero-paper.md"
 PRINTED_TABLE_1: Final = {
     1: ("120", "120", "120", "2048", "2048", "2048", "16000", "16000", "16000"),
     4: ("52.5", "41.3", "30", "896", "704", "512", "7000", "5500", "4000"),
@@ -43,7 +41,7 @@ _NAMED_TOLERANCE: Final = 0.05
 
 
 def page() -> str:
-    """docs/design/zero-paper.md as it should be."""
+    """The comparison as Markdown."""
     return "\n".join([*_head(), *_sizes(), *_speeds(), *_scaling(), *_kinds(), *_rest(), *_contradictions()]) + "\n"
 
 
@@ -51,8 +49,8 @@ def _head() -> Iterator[str]:
     yield f"""\
 # The ZeRO paper's evaluation, side by side
 
-Made by `python -m benchmarks zero_paper --write`: what the paper (Rajbhandari et al. 2020) and three articles
-on it state, what the model behind [`zerotune advise`](advice.md) says, and the error, ours over theirs minus 1.
+Made by `python -m benchmarks zero_paper --page FILE`: what the paper (Rajbhandari et al. 2020) and three articles
+on it state, what the model behind `zerotune advise` says, and the error, ours over theirs minus 1.
 Nothing here was run on a GPU.
 
 **One set of constants for all rows**: those of `advise`, but for three. Large multiplications reach \
@@ -228,11 +226,10 @@ def _contradictions() -> Iterator[str]:
 def main() -> None:
     """Compare, report, and write the page on request."""
     parser = options_of(__doc__, quick="is always quick; for scripts that run all benchmarks")
-    parser.add_argument("--write", action="store_true", help="renew docs/design/zero-paper.md")
+    parser.add_argument("--page", type=a_file_to_write, metavar="FILE", help="write the comparison as Markdown")
     options = parser.parse_args()
-    if options.write:
-        PAGE.write_text(page())
-        print(PAGE, file=sys.stderr)
+    if options.page:
+        options.page.write_text(page())
     report("zero_paper", results(), as_json=options.json)
 
 

@@ -1,4 +1,4 @@
-"""The pictures of docs/design/learning.md, from the figures of the other benchmarks.
+"""The pictures of docs/design/prediction.md and ablation.md, from the figures of the other benchmarks.
 
     python -m benchmarks policy_regret --curves curves.json
     python -m benchmarks prediction_held_out --json > prediction.txt

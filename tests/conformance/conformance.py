@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import torch
 
 ROOT: Final = Path(__file__).parents[2]
-PAGE: Final = ROOT / "docs" / "reference" / "conformance.md"
+PAGE: Final = ROOT / "docs" / "reference" / "compatibility.md"
 BEGIN, END = "<!-- made by tests/conformance/conformance.py -->", "<!-- end -->"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/operate/deploy.md").read_text()
+PAGE = (ROOT / "docs/operate/shared-machines.md").read_text()
 UNITS = sorted((ROOT / "deploy/systemd").glob("*.service"))
 
 pytestmark = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

@@ -26,7 +26,7 @@ PAGE = (ROOT / "docs" / "operate" / "worked-example.md").read_text()
 
 pytestmark = [
     pytest.mark.slow,  # a minute: CI runs it by itself, after the suite
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(os.getuid() != 0, reason="starts Slurm's daemons as root"),
     pytest.mark.skipif(
         missing_program() is not None, reason=f"no {missing_program()}: apt-get install slurmctld slurmd munge"
@@ -58,7 +58,7 @@ def test_the_other_node_starts_with_what_the_first_learned(cluster: SlurmCluster
         (here / name).symlink_to(ROOT / name)
     commands = ["bash", "-euxo", "pipefail", "-c", blocks("sh")]
     done = subprocess.run(
-        cluster.on_node("login", commands), cwd=here, env=cluster.environment, timeout=280, check=False
+        cluster.on_node("login", commands), cwd=here, env=cluster.environment, timeout=570, check=False
     )
     assert done.returncode == 0
     shared = cluster.folder / "mnt" / "shared"

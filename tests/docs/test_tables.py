@@ -16,11 +16,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_trace_formats():
-    assert _first_names("reference/traces.md", "format") == {one.name for one in FORMATS}
+    assert _first_names("reference/formats.md", "format") == {one.name for one in FORMATS}
 
 
 def test_fabrics():
-    assert _first_names("reference/fabrics.md", "fabric") == set(fabric.names())
+    assert _first_names("reference/formats.md", "fabric") == set(fabric.names())
 
 
 def test_nccl_releases():

@@ -1,7 +1,7 @@
 """Scripts that never heard of zerotune, launched as a user would: what they compute stays, all they send is seen.
 
 The first test runs by default; the others are slow, and most need their framework installed
-(`pip install -e ".[dev,frameworks]"`): docs/use/ says what was checked.
+(`pip install -e ".[dev,frameworks]"`): docs/frameworks.md says what was checked.
 """
 
 from __future__ import annotations

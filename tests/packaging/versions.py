@@ -24,14 +24,9 @@ SMOKE = Path(__file__).with_name("smoke.py")
 DISK_GB = 15
 """What a CUDA build of torch takes, packed and unpacked."""
 NOT_TRIED = "not tried"
-PAGE = """# Python and torch versions
-
-Made by `make test-versions`: the wheel in a fresh environment of each, with no compiler on `PATH`. Each runs
-`import zerotune`, `zerotune doctor`, then under a daemon on the emulated NCCL with two ranks DDP, FSDP2 (from torch 2.7
-on: before, it needs a GPU) and our own ZeRO-3, and `zerotune replay`. torch is the build for CUDA that `pip install`
-takes; there was no GPU.
-
-| Python | torch | outcome | date | commit |
+PAGE = CHECKOUT / "docs" / "reference" / "compatibility.md"
+BEGIN, END = "<!-- made by tests/packaging/versions.py -->", "<!-- end of versions -->"
+HEADING = """| Python | torch | outcome | date | commit |
 |---|---|---|---|---|
 """
 
@@ -139,7 +134,7 @@ def main() -> int:
     which = "only these releases (2.6 2.9 ...), in this order; without any, only the page"
     parser.add_argument("--torch", nargs="*", help=which)
     parser.add_argument("--json", type=Path, default=CHECKOUT / "build" / "versions.json")
-    parser.add_argument("--page", type=Path, default=CHECKOUT / "docs" / "reference" / "versions.md")
+    parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
     versions, oldest_torch = promised()
     found = {version: python for version in versions if (python := interpreter(version)) is not None}
@@ -166,7 +161,8 @@ def main() -> int:
     missing = [Outcome(python_of[torch], torch, NOT_TRIED, "", "", 0) for torch in releases]
     missing = [one for one in missing if release(one) not in known]
     rows = table(sorted([*kept, *missing], key=release))
-    options.page.write_text(PAGE + rows)
+    before, _, rest = options.page.read_text().partition(BEGIN)
+    options.page.write_text(f"{before}{BEGIN}\n{HEADING}{rows}{END}{rest.partition(END)[2]}")
     print("\n" + rows, end="")
     return 1 if n_failed else 0
 

@@ -359,7 +359,7 @@ def _ncclx_rows(
         try:
             yield from _rows_of(rule, communicators)
         except (UserError, ValueError) as error:
-            raise PlanError(f"{path}, rule or line {number}: {error}", "see docs/reference/tuner-csv.md") from error
+            raise PlanError(f"{path}, rule or line {number}: {error}", "see docs/reference/formats.md") from error
 
 
 def _rows_of(rule: _Rule, communicators: Sequence[CommunicatorClass]) -> Iterable[PlanRow]:

@@ -1,6 +1,6 @@
 """Reads traces and measurements of other tools: `read_trace(path)`.
 
-One file per format; docs/reference/traces.md has the table. Byte counts are normalised to NCCL's total message
+One file per format; docs/reference/formats.md has the table. Byte counts are normalised to NCCL's total message
 bytes at this edge, the only place that knows each format's convention.
 """
 

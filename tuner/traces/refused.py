@@ -163,12 +163,12 @@ def wrong_with(line: str, number: int) -> Refusal | None:
     if short:
         return Refusal(
             f"has the column {short[0]}, but not {missing} (line {number}: {_cut(line)!r})",
-            f"rename it if it holds the same; docs/reference/traces.md says what {missing} holds",
+            f"rename it if it holds the same; docs/reference/formats.md says what {missing} holds",
         )
     if missing is not None:
         return Refusal(
             f"lacks the column {missing} (line {number}: {_cut(line)!r})",
-            "add it; docs/reference/traces.md says what it holds",
+            "add it; docs/reference/formats.md says what it holds",
         )
     cells = cells_of(line)
     if len(cells) >= len(TUNER_REQUIRED) and cells[1].strip().isdigit() and find_collective(cells[0]) is not None:

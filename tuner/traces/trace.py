@@ -269,7 +269,7 @@ def read_trace(path: str | Path, format_name: str | None = None, *, collective: 
     if not files and (denied or ours or len(refusals) == 1):
         raise [*denied, *ours, *refusals][0]
     if not files:
-        raise TraceError(f"{path} holds no trace of a known format", "docs/reference/traces.md lists the formats")
+        raise TraceError(f"{path} holds no trace of a known format", "docs/reference/formats.md lists the formats")
     first = {file_format.name: file for file, file_format in reversed(files)}
     if len(first) > 1:
         named = ", ".join(f"{name} ({first[name].name})" for name in sorted(first))

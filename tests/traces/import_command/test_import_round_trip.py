@@ -141,8 +141,8 @@ def tuner_csv(path: Path, *columns: str) -> Path:
 @pytest.mark.parametrize(
     ("lost", "named"),
     [
-        ("collective", r"t.csv .* collective \(line 1: '.*'\).*docs/reference/traces.md"),
-        ("algorithm", r"t.csv .* algorithm \(line 1: '.*'\).*docs/reference/traces.md"),
+        ("collective", r"t.csv .* collective \(line 1: '.*'\).*docs/reference/formats.md"),
+        ("algorithm", r"t.csv .* algorithm \(line 1: '.*'\).*docs/reference/formats.md"),
         ("ranks", r"\(1\);.* `ranks`"),
         ("nodes", r"\(1\);.* --nodes"),
         ("latency_us", r"\(1\);.* `latency_us`"),

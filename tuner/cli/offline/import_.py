@@ -18,7 +18,7 @@ FormatName = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="Format by its name in docs/reference/traces.md, where the file's beginning does not show it.",
+        help="Format by its name in docs/reference/formats.md, where the file's beginning does not show it.",
         autocompletion=completion.formats,
     ),
 ]
@@ -75,7 +75,7 @@ def import_(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Import measurements of nccl-tests, NVIDIA's tuner CSV and other formats (docs/reference/traces.md).
+    """Import measurements of nccl-tests, NVIDIA's tuner CSV and other formats (docs/reference/formats.md).
 
     Example: zerotune store import all_gather.log --default --nodes 2 --fabric-id my-cluster
 

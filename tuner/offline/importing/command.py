@@ -215,7 +215,7 @@ def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> 
     )
     if summary.columns_found and not summary.n_records:
         what += f" (its columns: {summary.columns_found[:200]})"
-    remedy = "docs/reference/traces.md says what each format must hold"
+    remedy = "docs/reference/formats.md says what each format must hold"
     for reason, remedy_for in REMEDIES.items():
         if reason in summary.unusable:
             remedy = remedy_for

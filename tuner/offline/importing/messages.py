@@ -21,11 +21,11 @@ REMEDIES: Final = {
     f" {', '.join(Algorithm.__members__)}, protocols of {', '.join(Protocol.__members__)}",
     LeftOut.collective_unknown: "say with --collective what was run",
     LeftOut.no_duration: "a table needs a column of times, `latency_us` in NVIDIA's tuner CSV; NCCL's own log has none:"
-    " replay it with --fabric (docs/reference/traces.md)",
-    LeftOut.impossible_time: "give each row its time in microseconds (docs/reference/traces.md)",
+    " replay it with --fabric (docs/reference/formats.md)",
+    LeftOut.impossible_time: "give each row its time in microseconds (docs/reference/formats.md)",
     LeftOut.nodes_unknown: "say with --nodes on how many nodes it ran",
     LeftOut.ranks_unknown: "say with --ranks how many ranks ran, or give the table a column `ranks`",
-    LeftOut.cannot_run: "mend the columns that say what ran, or measure what NCCL has (docs/reference/traces.md)",
+    LeftOut.cannot_run: "mend the columns that say what ran, or measure what NCCL has (docs/reference/formats.md)",
     LeftOut.setting_unknown: "say with --default or --setting what ran",
 }
 """What a user can do about a reason."""

@@ -90,7 +90,7 @@ def nothing_judged(trace: Trace, table: CollectiveTable, settings: Collection[st
         if table.n_partial:
             reasons.append(f"not logged by all ranks ({table.n_partial:,})")
         why = (": " + "; ".join(reasons) if reasons else "") + fault
-        remedy = "docs/reference/traces.md says what each format must hold"
+        remedy = "docs/reference/formats.md says what each format must hold"
         return TraceError(f"{begin}: it has no {trace.record} to judge{why}", remedy)
     lacks = "a time of NCCL's own choice" if np.isfinite(table.duration_us).any() else "a time"
     if settings:

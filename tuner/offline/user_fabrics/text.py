@@ -67,7 +67,7 @@ type_intra = {inside.type_intra}
 cpu_is_amd = {str(inside.cpu_is_amd).lower()}
 nccl_version = [{inside.nccl_version[0]}, {inside.nccl_version[1]}]
 {spans}
-# With measurements: follows_belief = false and [[truth.cells]], or recorded = "points.csv" (docs/reference/fabrics.md).
+# With measurements: follows_belief = false and [[truth.cells]], or recorded = "points.csv" (docs/reference/formats.md).
 [truth]
 follows_belief = true
 intra_gbs = {inside.ring_channels * inside.ring_bw_intra_gbs:.6g}

@@ -117,7 +117,7 @@ def _columns(header: str, path: Path, line: int) -> dict[str, int]:
     columns = {name: index for index, name in enumerate(header_cells(header))}
     missing = [name for name in TUNER_REQUIRED if name not in columns]
     if missing:
-        unlike = Refusal(f"lacks the column {missing[0]} (line {line})", "docs/reference/traces.md lists the columns")
+        unlike = Refusal(f"lacks the column {missing[0]} (line {line})", "docs/reference/formats.md lists the columns")
         wrong = wrong_with(header, line) or unlike
         raise TraceError(f"{path} {wrong.what}", wrong.remedy)
     return columns

@@ -1,4 +1,4 @@
-"""Reads the traces that `zerotune launch --log-trace` writes; docs/reference/trace-format.md describes them.
+"""Reads the traces that `zerotune launch --log-trace` writes; docs/reference/formats.md describes them.
 
 A file that ends in the middle of a member (its process was killed) gives everything before that
 member. Anything else that is wrong raises TraceError with the member's offset.
