@@ -110,7 +110,7 @@ def _key(key: KeyLine) -> Text:
     if key.saved_percent is not None and abs(key.saved_percent) >= LEAST_SHOWN_PERCENT:
         line.append(f", saves {key.saved_percent:.1f} % of a step", "green" if key.saved_percent > 0 else "red")
     if key.on_trial:
-        line.append(f", trying {key.on_trial}", "yellow")
+        line.append(f", {'next' if key.is_trial_to_come else 'trying'} {key.on_trial}", "yellow")
     return line
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -57,6 +58,8 @@ class KeyLine(msgspec.Struct, frozen=True):
     """Of a step's time against NCCL's own choice; None: not measured."""
     on_trial: str
     """The setting that is being tried; empty: none is."""
+    is_trial_to_come: bool
+    """Whether it begins with the next plan."""
 
 
 class Straggler(msgspec.Struct, frozen=True):
@@ -165,13 +168,16 @@ def snapshot_of(reply: wire.StatusReply, histories: Mapping[str, JobHistory], hi
         budget_percent=options.budget_percent if options is not None and options.explore else None,
         notices=notices,
         jobs=[_job(job, histories.get(job.job_id)) for job in reply.jobs],
-        next_steps=() if reply.jobs else _next_steps(reply.endpoint),
+        next_steps=() if reply.jobs else _next_steps(reply),
     )
 
 
-def _next_steps(endpoint: str) -> Sequence[tuple[str, str]]:
-    to_it = "" if endpoint == default_endpoint() else f" --endpoint {endpoint}"
-    return (f"zerotune launch{to_it} -- COMMAND", "trains with it"), ("zerotune jobs", "lists earlier jobs")
+def _next_steps(reply: wire.StatusReply) -> Sequence[tuple[str, str]]:
+    to_it = "" if reply.endpoint == default_endpoint() else f" --endpoint {shlex.quote(reply.endpoint)}"
+    return (
+        (f"zerotune launch{to_it} -- COMMAND", "train, tuned: COMMAND stays as it is"),
+        (f"zerotune jobs --store {shlex.quote(reply.store_path)}", "what earlier jobs gained"),
+    )
 
 
 def since(snapshot: Snapshot, before: Snapshot) -> Snapshot:
@@ -240,7 +246,8 @@ def _key(one: Explanation) -> KeyLine:
         step_percent=one.step_percent,
         setting=_setting(one.setting),
         saved_percent=one.saved_percent,
-        on_trial="" if one.is_trial_to_come else _setting(one.on_trial),
+        on_trial=_setting(one.on_trial),
+        is_trial_to_come=one.is_trial_to_come,
     )
 
 

@@ -269,19 +269,19 @@ function cross(job, picture, width, height) {
 // -- keys, decisions, lateness --------------------------------------------------------------
 
 function keys(job, list) {
-  const most = Math.max(...list.map((one) => one.step_percent || 0), 1e-9);
   const items = list.map((one) => {
     const share = one.step_percent, saved = one.saved_percent || 0;
     const effect = Math.abs(saved) < 0.05 ? "" : `${saved > 0 ? "saves" : "costs"} ${percent(Math.abs(saved))} of a step`;
     return el("li", {},
       el("span", { class: "pair" }, el("span", { text: one.where }), el("b", { text: share === null ? "–" : percent(share) })),
-      meter([(share || 0) / most, ""]),
+      meter([(share || 0) / 100, ""]),
       el("span", { class: "pair" }, el("span", { class: "muted", text: one.setting }),
         el("span", { class: saved > 0 ? "good" : "loss", text: effect })));
   });
   job.parts.keys.replaceChildren(...items);
   const tried = list.filter((one) => one.on_trial).map((one) => el("li", {},
-    el("strong", { text: one.on_trial }), ` in place of ${one.setting}`, el("div", { class: "muted", text: one.where })));
+    el("strong", { text: one.on_trial }), ` in place of ${one.setting}${one.is_trial_to_come ? ", from the next plan on" : ""}`,
+    el("div", { class: "muted", text: one.where })));
   job.parts.trials.replaceChildren(...(tried.length ? tried : [el("li", { class: "muted", text: "Nothing is on trial." })]));
 }
 
