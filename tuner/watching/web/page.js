@@ -115,8 +115,9 @@ function parts() {
     el("div", { class: `panel ${kind}` }, el("h3", { text: title }), ...children);
   made.panels = el("div", { class: "panels" },
     panel("Steps", "wide", made.no_steps, made.chart, made.legend),
-    panel("Keys by share of a step", "tall", made.keys), panel("Being tried now", "", made.trials),
-    panel("Who is late", "", made.late), panel("Decisions", "wide", made.decisions));
+    panel("Keys by share of a step", "", made.keys),
+    el("div", { class: "stack" }, panel("Being tried now", "", made.trials), panel("Who is late", "", made.late)),
+    panel("Decisions", "wide", made.decisions));
   made.root.append(made.head, made.notices, made.cards, made.panels);
   return made;
 }
@@ -239,7 +240,7 @@ function chart(job) {
   at.legend.replaceChildren(
     el("span", {}, el("i"), "step time, thin: every step"),
     ...(has_exposed ? [el("span", {}, el("i", { class: "exposed" }), "exposed communication")] : []),
-    el("span", {}, el("i", { class: "plan" }), "another plan"));
+    el("span", {}, el("i", { class: "plan" }), "another plan, or NCCL's own to compare with"));
   at.chart.replaceChildren(picture);
   cross(job, picture, width, height);
 }
@@ -282,7 +283,7 @@ function keys(job, list) {
   const tried = list.filter((one) => one.on_trial).map((one) => el("li", {},
     el("strong", { text: one.on_trial }), ` in place of ${one.setting}${one.is_trial_to_come ? ", from the next plan on" : ""}`,
     el("div", { class: "muted", text: one.where })));
-  job.parts.trials.replaceChildren(...(tried.length ? tried : [el("li", { class: "muted", text: "Nothing is on trial." })]));
+  job.parts.trials.replaceChildren(...(tried.length ? tried : [el("li", { class: "muted", text: "No key has a setting on trial." })]));
 }
 
 function decisions(job, list) {
