@@ -23,7 +23,7 @@ function svg(tag, attributes, text) {
 }
 
 const count = (n) => Math.round(n).toLocaleString("en");
-const percent = (n, digits = 1) => `${n.toFixed(digits)} %`;
+const percent = (n, digits = 1) => `${n.toFixed(digits)}\u00a0%`;
 
 function time(us) {
   if (us >= 1e6) return `${(us / 1e6).toFixed(2)} s`;
@@ -60,7 +60,7 @@ function take(snapshot, is_whole) {
   const there = new Set(views.map((view) => view.job_id));
   forget((id) => !there.has(id));
   for (const view of views) show(view, snapshot);
-  trouble(problem ? "The daemon does not answer" : "", problem);
+  trouble(problem ? "No answer from the daemon" : "", problem);
   by_id("empty").hidden = problem || views.length > 0;
   by_id("next").replaceChildren(...(snapshot.next_steps || []).map(([command, purpose]) =>
     el("li", {}, el("code", { text: command }), ` ${purpose}`)));
@@ -162,7 +162,7 @@ function gain(found) {
   if (found.saved_percent === null) {
     return card("Saved per step", found.kind === "no_plan" ? "nothing yet" : "not known yet", found.why);
   }
-  const interval = `95 %: ${signed(found.low_percent)} to ${signed(found.high_percent)} %`;
+  const interval = `95 %: ${signed(found.low_percent)} to ${signed(found.high_percent)}\u00a0%`;
   if (found.kind === "within_noise") return card("Saved per step", "nothing beyond noise", interval);
   return card(found.saved_us > 0 ? "Saved per step" : "Lost per step", percent(Math.abs(found.saved_percent)),
     `${interval}; ${time(Math.abs(found.saved_us))} against NCCL's own choice`);
@@ -180,7 +180,7 @@ function cards(job, snapshot) {
     card("Exposed communication", known ? time(view.exposed_us) : view.exposure,
       known ? `${percent(100 * share)} of a step` : "of communication; its time is not measured", ...(known ? [meter([share, "exposed"])] : [])),
     budget ? card("Budget for trials", `${percent(Math.max(0, budget - spent), 2)} left`,
-      `of step time; ${percent(spent, 2)} of ${budget} % is spent`, meter([spent / budget, ""]))
+      `of step time; ${percent(spent, 2)} of ${budget}\u00a0% is spent`, meter([spent / budget, ""]))
       : card("Spent on trials", percent(spent, 2), "of step time; no budget is known"));
 }
 
