@@ -19,7 +19,7 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.store.sqlite.database import MEASUREMENT, Store
-from zerotune.tuner.watching.history import MAX_DECISIONS, MAX_STEPS, KEYS_EVERY_S, History
+from zerotune.tuner.watching.history import KEYS_EVERY_S, MAX_DECISIONS, MAX_STEPS, History
 
 JOBS = ["job"]
 KEY = DecisionKey(CommunicatorClass(2, 1), Collective.all_gather, Phase.forward_gather, size_class(1 << 20))
