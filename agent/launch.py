@@ -177,6 +177,9 @@ def _command_problems(request: LaunchRequest) -> list[Finding]:
     if not request.command:
         return [Finding("no command to launch", "give it after `--`: zerotune launch -- torchrun train.py", True)]
     program = request.command[0]
+    if program.endswith(".py") and not os.access(program, os.X_OK):
+        script = shlex.quote(program)
+        return [Finding(f"command {program!r} is a script", f"put its interpreter before it: `python {script}`", True)]
     if shutil.which(program, path=request.environment.get("PATH")) is None:
         # As the shell does: a word with a slash is a path, all others are looked up in PATH.
         if os.sep in program and Path(program).is_file():

@@ -286,6 +286,10 @@ class DaemonOptions(msgspec.Struct, frozen=True):
     """Nothing that it decides is carried out."""
     exact: bool = False
     """Nothing is tuned that could change a bit of the results."""
+    tune_steps: Whole = 0
+    """After so many steps of a job nothing is tried any more; 0: never."""
+    compare_steps: Whole = 0
+    """So many steps of a job are compared with NCCL's own choice, whatever that loses."""
 
 
 class StoreState(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.__main__ import programs
 from benchmarks.lib.reporting import Result, figure
 from benchmarks.recording.runs import README_FIGURES, ROOT, RUNS, Recorded, Run
+from zerotune.store.counted import faster
 
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 BEGIN, END = "<!-- figures: made by python -m benchmarks results -->", "<!-- end of figures -->"
@@ -130,8 +131,8 @@ def _with_demo(text: str, results: Sequence[Result]) -> str:
     for row in ("step time", "exposed communication"):
         name = row.replace(" ", "_")
         off, on = (f"{values[f'{name}_us_agent_{agent}']:,.0f} us" for agent in ("off", "on"))
-        change = f"{values[f'{name}_change_percent']:+.1f} %"
-        line = f"│ {row:21s} │ {off:9s} │ {on:8s} │ {change:7s} │"
+        change = faster(values[f"{name}_change_percent"], 1)
+        line = f"│ {row:21s} │ {off:9s} │ {on:8s} │ {change:13s} │"
         text = re.sub(rf"^│ {row} .*$", line, text, count=1, flags=re.MULTILINE)
     return text
 

@@ -16,7 +16,7 @@ from ..errors import StoreError, StoreLockedError, StoreVersionError, reason
 from ..foreign.regular_file import begin_of
 from ..lockfile import LockFile, LockHeld
 from ..private_folders import make_private, refuse_open_folder
-from .damage.damage import Damage, check_pages, is_damage, remedy
+from .damage.damage import SQLITE_HEADER, Damage, check_pages, is_damage, remedy
 from .damage.recovery import Recovered, recover
 from .damage.replacement import (
     clear,
@@ -46,7 +46,6 @@ BUSY_TIMEOUT_S: Final = 10.0
 _ELSEWHERE: Final = "name another store, in the command or with ZEROTUNE_STORE"
 _LITTLE_ROOM_BYTES: Final = 4 * 2**20
 _TRIES: Final = 3
-_SQLITE_HEADER: Final = b"SQLite format 3\0"
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 _MOST_MODE: Final = 0o640
 """Of a store's file: its group may read it if somebody allowed that."""
@@ -397,6 +396,6 @@ def _refuse_absent(path: Path) -> None:
 def _refuse_foreign(path: Path) -> None:
     """Refuse a mistyped path: a file that is no database, by its first bytes and by its name."""
     if path.is_file() and path.suffix not in _DATABASE_SUFFIXES and not is_set_aside(path):
-        begin = begin_of(path, len(_SQLITE_HEADER))
-        if begin and begin != _SQLITE_HEADER:
+        begin = begin_of(path, len(SQLITE_HEADER))
+        if begin and begin != SQLITE_HEADER:
             raise StoreError(f"{path} is no zerotune store", _ELSEWHERE)

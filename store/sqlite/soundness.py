@@ -17,6 +17,7 @@ import msgspec
 
 from ..errors import StoreError, reason
 from ..foreign.regular_file import begin_of
+from .damage.damage import SQLITE_HEADER
 from .damage.recovery import Recovered, reading, recover
 from .damage.replacement import unfinished
 from .migrations import APPLICATION_ID, migrate
@@ -136,7 +137,7 @@ def _begins_as_ours(path: Path) -> bool:
     """Whether a file has the header of a store, as an empty one has."""
     begin = begin_of(path, _AT_APPLICATION_ID + 4)
     ours = APPLICATION_ID.to_bytes(4, "big")
-    return begin.startswith(b"SQLite format 3\0") and begin[_AT_APPLICATION_ID:] == ours
+    return begin.startswith(SQLITE_HEADER) and begin[_AT_APPLICATION_ID:] == ours
 
 
 def _check(copy: Path) -> Soundness:

@@ -33,6 +33,7 @@ JSON_ELSEWHERE = {
 MISTAKES = {
     "daemon": [
         ["--endpoint", "nonsense"],
+        ["--store", "{none}/s.db"],
         ["--endpoint", "ipc:///tmp/zt-{pid}/d.sock", "--metrics", "nonsense"],
         *[["--idle-exit", value] for value in ("soon", "-1", "0", "nan", "inf")],
         ["--retention-days", "nan"],
@@ -47,6 +48,8 @@ MISTAKES = {
     ],
     "launch": [
         ["--fabric", "nope", "--", "true"],
+        ["--store", "{none}/s.db", "--", "true"],
+        ["--", "train.py"],
         ["--plan", "{none}", "--", "true"],
         ["--plan", "{empty}", "--", "true"],
         ["--plan", "{junk}", "--", "true"],

@@ -278,7 +278,7 @@ def test_a_daemon_that_cannot_answer_is_not_said_to_be_missing(daemon, private_p
         status_command(daemon.endpoint)
     monkeypatch.setattr(os, "execvpe", lambda *_: None)
     for starts in (False, True):
-        launch_command(["true"], endpoint=daemon.endpoint, start_daemon=starts)
+        launch_command(["true"], endpoint=daemon.endpoint, daemon=starts)
         told = capsys.readouterr().err
         assert f"`kill -CONT {pid}`" in told
         assert "--daemon" not in told

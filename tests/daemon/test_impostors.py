@@ -132,7 +132,7 @@ def test_launch_trains_untuned_and_starts_no_daemon_there(folder, listener, monk
     launch_command(["true"], endpoint=endpoint)
     assert len(launched) == 1
     assert capsys.readouterr().err.count(str(folder)) >= 1
-    launch_command(["true"], endpoint=endpoint, start_daemon=True, store=folder / "s.db")
+    launch_command(["true"], endpoint=endpoint, daemon=True, store=folder / "s.db")
     assert len(launched) == 2
     assert capsys.readouterr().err.count(str(folder)) >= 1
     assert [one.name for one in folder.iterdir()] == ["d.sock"]

@@ -6,8 +6,6 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,24 +13,14 @@ from zerotune.store.errors import UserError
 from zerotune.tuner.cli.live.launch import launch as launch_command
 
 
-def open_to_all(folder: Path) -> Path:
-    folder.chmod(0o777)
-    return folder
-
-
-def below_a_file(folder: Path) -> Path:
-    (folder / "file").touch()
-    return folder / "file" / "of"
-
-
-@pytest.mark.parametrize("spoil", [open_to_all, below_a_file])
-def test_training_runs_beside_a_store_that_cannot_be(private_path, monkeypatch, capsys, spoil: Callable[[Path], Path]):
+def test_training_runs_beside_a_store_that_cannot_be(private_path, monkeypatch, capsys):
     folder = private_path / "store"
     folder.mkdir()
-    store, launched = spoil(folder) / "s.db", []
+    folder.chmod(0o777)
+    store, launched = folder / "s.db", []
     there = [*folder.rglob("*")]
     monkeypatch.setattr(os, "execvpe", lambda *arguments: launched.append(arguments))
-    launch_command(["true"], endpoint=f"ipc://{private_path}/d.sock", start_daemon=True, store=store)
+    launch_command(["true"], endpoint=f"ipc://{private_path}/d.sock", daemon=True, store=store)
     assert len(launched) == 1
     (line,) = (line for line in capsys.readouterr().err.splitlines() if str(store.parent) in line)
     assert "--store" in line
@@ -64,4 +52,4 @@ def test_an_address_that_cannot_be_is_a_mistake(private_path, monkeypatch, liste
     monkeypatch.setattr(os, "execvpe", lambda *_: pytest.fail("launched"))
     endpoint, store = f"ipc://{private_path}/d.sock", private_path / "s.db"
     with pytest.raises(UserError, match=listen.replace("*", ".")):
-        launch_command(["true"], endpoint=endpoint, start_daemon=True, store=store, listen=listen)
+        launch_command(["true"], endpoint=endpoint, daemon=True, store=store, listen=listen)

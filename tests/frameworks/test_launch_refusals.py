@@ -31,7 +31,7 @@ def refusal(call):
 
 @pytest.mark.parametrize("endpoint", ["bogus", "ipc://", "udp://host:1", "ipc:///tmp/" + 110 * "x"])
 def test_an_endpoint_that_no_daemon_could_have(tmp_path, endpoint):
-    by_launch = refusal(lambda: launch(["true"], endpoint=endpoint, start_daemon=True))
+    by_launch = refusal(lambda: launch(["true"], endpoint=endpoint, daemon=True))
     by_daemon = refusal(lambda: run_daemon(endpoint, tmp_path / "store.db"))
     assert by_launch == by_daemon
     assert "--endpoint" in by_launch
@@ -70,4 +70,4 @@ def test_no_daemon_is_started_for_a_command_that_is_not_there(tmp_path, monkeypa
         "zerotune.tuner.client.background_daemon.ensure_daemon", lambda *_, **__: pytest.fail("started a daemon")
     )
     endpoint = f"ipc://{os.path.relpath(tmp_path)}/d"[:100]
-    assert "not found" in refusal(lambda: launch(["no-such-program"], endpoint=endpoint, start_daemon=True))
+    assert "not found" in refusal(lambda: launch(["no-such-program"], endpoint=endpoint, daemon=True))

@@ -36,17 +36,17 @@ def decision(candidate: Candidate = FAST, alternatives: str = "[]") -> Decision:
 def test_what_was_measured_wins_and_the_nearest_first():
     here, everywhere = medians([line(OWN, 9, 200.0), line(FAST, 9, 162.0)]), medians([line(OWN, 9, 1.0)])
     found = compare(decision(), here, everywhere)
-    assert (found.own, found.is_measured, str(found)) == (OWN, True, "-19 %")
+    assert (found.own, found.is_measured, str(found)) == (OWN, True, "19 % faster")
     # The job never ran NCCL's own choice: other jobs did.
     found = compare(decision(), medians([line(FAST, 9, 50.0)]), here)
-    assert (found.is_measured, str(found)) == (True, "-19 %")
+    assert (found.is_measured, str(found)) == (True, "19 % faster")
     seen = json.dumps([{"candidate": str(FAST), "measured_us": 81.0}])
-    assert str(compare(decision(alternatives=seen), {}, {})) == "-19 %"
+    assert str(compare(decision(alternatives=seen), {}, {})) == "19 % faster"
 
 
 def test_predictions_say_so():
     found = compare(decision(), {}, {})
-    assert str(found) == "-8 % predicted"
+    assert str(found) == "8 % faster predicted"
     assert "predicted" in Winner("ring/ll", found.change_percent, found.is_measured).words(is_narrow=False)
     assert Winner("ring/ll", -1.0, is_measured=True).rank < Winner("ring/simple", -50.0, is_measured=False).rank
-    assert str(compare(decision(BASELINE), {}, {})) == "+0 %"
+    assert str(compare(decision(BASELINE), {}, {})) == "as fast"

@@ -23,7 +23,7 @@ COMMANDS = (
     ["store", "export", "{out}/p.json"],
     ["store", "export", "{out}/t.conf", "--to", "nvidia-csv"],
     ["store", "export", "{out}/m.csv", "--to", "measurements"],
-    ["metrics"],
+    ["daemon", "metrics"],
 )
 DAMAGED_COLUMN = {"jobs": "stage", "measurements": "duration_us", "steps": "epoch", "decisions": "alternatives"}
 

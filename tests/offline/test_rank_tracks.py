@@ -36,7 +36,7 @@ def test_cells_of_the_winners_tell_all_that_is_known():
     assert "100.0" in measured
     assert "predicted" in predicted
     assert HOSTILE not in drawn
-    assert "-20 %" in drawn
+    assert "20 % faster" in drawn
 
 
 def log(folder: Path, rank: int, n_ranks: int, begin_us: np.ndarray, duration_us: np.ndarray, **columns: Any) -> None:

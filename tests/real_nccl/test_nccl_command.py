@@ -52,7 +52,7 @@ def judged(nccl, newest, tmp_path):
 
 def test_choices_and_a_picture(nccl, newest, tmp_path):
     version, library = newest
-    options = ("--ranks-per-node", 2, "--library", library, "--min-bytes", "64K", "--max-bytes", "64M")
+    options = ("--ranks-per-node", 2, "--library", library, "--sizes", "64K:64M")
     done = nccl("dgx_h100", *options, "--picture", tmp_path / "choices.png", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -70,7 +70,7 @@ def test_choices_and_a_picture(nccl, newest, tmp_path):
 
 def test_what_nccl_lists_but_never_chooses_is_no_offer(nccl, newest):
     _, library = newest
-    options = ("--nodes", 2, "--ranks-per-node", 2, "--library", library, "--min-bytes", "1M", "--max-bytes", "1M")
+    options = ("--nodes", 2, "--ranks-per-node", 2, "--library", library, "--sizes", "1M")
     done = nccl("dgx_h100", *options, "--json")
     assert done.returncode == 0, done.stderr
     for choice in json.loads(done.stdout)["choices"]:
@@ -96,7 +96,7 @@ def test_what_nccl_does_not_offer_is_ignored(judged):
 
 def test_another_release_against_itself_changes_nothing(nccl, newest):
     _, library = newest
-    options = ("--ranks-per-node", 2, "--library", library, "--min-bytes", "1M", "--max-bytes", "1M")
+    options = ("--ranks-per-node", 2, "--library", library, "--sizes", "1M")
     done = nccl("dgx_h100", *options, "--against", library, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -129,7 +129,7 @@ def test_an_answer_that_is_there_before_anybody_looks_is_read(newest, monkeypatc
         (("dgx_h100", "--ranks-per-node", 9), "9"),
         (("dgx_h100", "--ranks-per-node", 1), "1"),
         (("dgx_h100", "--collective", "all_to_all"), "all_to_all"),
-        (("dgx_h100", "--min-bytes", "2M", "--max-bytes", "1M"), "2097152"),
+        (("dgx_h100", "--sizes", "2M:1M"), "2M:1M"),
     ],
 )
 def test_mistakes_are_told_in_one_line(nccl, options, named, tmp_path):

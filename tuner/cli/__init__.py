@@ -71,10 +71,10 @@ def _ended_in_good_order() -> Iterator[None]:
 
 def _run() -> None:
     try:
-        from .app import app  # here: Ctrl-C while it is loaded ends no worse than later
+        from .app import command_line  # here: Ctrl-C while it is loaded ends no worse than later
 
         _refuse_empty(sys.argv[1:])
-        code = app(prog_name="zerotune", standalone_mode=False)
+        code = command_line()(prog_name="zerotune", standalone_mode=False)
     except KeyboardInterrupt:
         code = 130
     except SystemExit as told:  # a daemon's, while it loads

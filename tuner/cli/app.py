@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from functools import cache
+from typing import Annotated, Any, Final
 
 import typer
 
+from .grouped import Grouped
 from .live.daemon import daemon
 from .live.doctor import doctor
 from .live.explain import explain
@@ -21,11 +24,16 @@ from .offline.replay import replay
 from .offline.report import report
 from .offline.sweep import sweep
 
+METAVARS: Final = {"path": "PATH", "Path": "PATH", "int": "N", "float": "NUMBER"}
+"""What stands for a value in help, by its type; for all others TEXT."""
+
+
 app = typer.Typer(
     name="zerotune",
+    cls=Grouped,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -69,3 +77,25 @@ def _options(
         from .greeting import greet
 
         greet()
+
+
+@cache
+def command_line() -> Any:
+    """All commands, as they are called."""
+    found = typer.main.get_command(app)
+    _name_values([found])
+    return found
+
+
+def _name_values(commands: Iterable[Any]) -> None:
+    """Let help name values by a word, where typer names a type of Python's."""
+    for command in commands:
+        for one in command.params:
+            kind = one.bare_type().removeprefix("list[").rstrip("]")
+            if one.param_type_name == "argument":
+                one.metavar = one.metavar or one.name.upper().rstrip("_")
+                one.display_type = lambda ctx: ""
+            elif one.metavar is None and not one.is_flag:
+                choices = [str(getattr(value, "value", value)) for value in one.type_descriptor.choices or ()]
+                one.metavar = "|".join(choices) or METAVARS.get(kind, "TEXT")
+        _name_values(getattr(command, "commands", {}).values())

@@ -53,6 +53,9 @@ def store_path(path: Path | None, option: str = "--store ") -> Path:
     from ...store.paths import default_store_path
 
     chosen = path or default_store_path()
+    if path is not None and not path.absolute().parent.is_dir():
+        problem = f"the store {path} cannot be there: there is no folder {path.absolute().parent}"
+        raise UserError(problem, "make the folder, or correct the path")
     if chosen.is_dir():
         raise UserError(f"the store {chosen} is a folder", f"name a file in it: {option}{chosen / 'store.db'}")
     return chosen

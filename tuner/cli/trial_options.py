@@ -47,6 +47,19 @@ NoExplore = Annotated[
 Shadow = Annotated[
     bool, typer.Option("--shadow", help="Decide and explain, but carry nothing out: training runs as if untuned.")
 ]
+TuneFor = Annotated[
+    int | None,
+    typer.Option("--tune-for", help="Freeze each job's settings after this many steps.", metavar="STEPS", min=1),
+]
+Compare = Annotated[
+    int | None,
+    typer.Option(
+        "--compare",
+        help="Compare this many steps with NCCL's own choice, in blocks at random times; `jobs` prints the result.",
+        metavar="STEPS",
+        min=40,
+    ),
+]
 
 
 class NumericsChoice(str, Enum):
@@ -75,6 +88,8 @@ def brain_settings(
     no_explore: bool,
     shadow: bool,
     numerics: NumericsChoice = NumericsChoice.any,
+    tune_for: int | None = None,
+    compare: int | None = None,
 ) -> BrainSettings:
     """The settings that these options stand for; what is not given has the default of `BrainSettings`.
 
@@ -107,6 +122,8 @@ def brain_settings(
             "--no-explore makes --budget-percent useless: where nothing is tried, nothing is spent",
             "leave one of them out",
         )
+    if shadow and compare is not None:
+        raise UserError("--shadow makes --compare useless: nothing is tuned to compare", "leave one of them out")
     return BrainSettings(
         budget_fraction=usual.budget_fraction if budget_percent is None else budget_percent / 100.0,
         memory_threshold=usual.memory_threshold if memory_threshold is None else memory_threshold,
@@ -114,6 +131,8 @@ def brain_settings(
         shadow=shadow,
         is_exact=numerics is NumericsChoice.exact,
         control_share=CONTROL_SHARE,
+        tune_steps=tune_for or 0,
+        compare_steps=compare or 0,
     )
 
 
@@ -123,6 +142,8 @@ def given_arguments(
     no_explore: bool,
     shadow: bool,
     numerics: NumericsChoice = NumericsChoice.any,
+    tune_for: int | None = None,
+    compare: int | None = None,
 ) -> list[str]:
     """These options as arguments of a command line; those that were not given are left out.
 
@@ -138,4 +159,6 @@ def given_arguments(
     words += [] if memory_threshold is None else ["--memory-threshold", str(memory_threshold)]
     words += ["--no-explore"] if no_explore else []
     words += ["--shadow"] if shadow else []
+    words += [] if tune_for is None else ["--tune-for", str(tune_for)]
+    words += [] if compare is None else ["--compare", str(compare)]
     return [*words, *(["--numerics", numerics.value] if numerics is not NumericsChoice.any else [])]

@@ -86,7 +86,9 @@ def may_try(options: wire.DaemonOptions) -> str:
     budget = f"--budget-percent {options.budget_percent:g}" if options.explore else "--no-explore"
     shadow = " --shadow (nothing that is decided is carried out)" if options.shadow else ""
     exact = " --numerics exact" if options.exact else ""
-    return f"options {budget} --memory-threshold {options.memory_threshold:g}{exact}{shadow}"
+    limits = f" --tune-for {options.tune_steps}" if options.tune_steps else ""
+    limits += f" --compare {options.compare_steps}" if options.compare_steps else ""
+    return f"options {budget} --memory-threshold {options.memory_threshold:g}{exact}{limits}{shadow}"
 
 
 def store_text(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:

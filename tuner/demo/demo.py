@@ -25,6 +25,7 @@ from rich.table import Table
 from ...agent.launch import make_writable
 from ...agent.nccl import fabric as fabrics
 from ...agent.nccl.release import release
+from ...store.counted import faster
 from ...store.errors import UserError
 from ...store.foreign.own_python import python_with
 from ...store.records import BASELINE, Candidate, Decision, size_class_range
@@ -227,7 +228,7 @@ def _print_comparison(console: Console, off: DemoRun, on: DemoRun) -> None:
     )
     for name, field in (("step time", "duration_us"), ("exposed communication", "exposed_us")):
         before, after = off.settled_us(field), on.settled_us(field)
-        change = f"{100 * (after / before - 1):+.1f} %" if before else "-"
+        change = faster(100 * (after / before - 1), 1) if before else "-"
         table.add_row(name, f"{before:,.0f} us", f"{after:,.0f} us", change)
     console.print(table)
 

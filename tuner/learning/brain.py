@@ -69,11 +69,16 @@ class BrainSettings(msgspec.Struct, frozen=True):
     """Try and use nothing that could change a bit of the results."""
     control_share: float = 0.0
     """Share of step time that control windows may lose; 0: there are none."""
+    tune_steps: int = 0
+    """After so many steps nothing is tried or compared any more; 0: never."""
+    compare_steps: int = 0
+    """So many of the first steps that are compared with NCCL's own choice are not rationed."""
 
     def options(self) -> DaemonOptions:
         """The settings as `zerotune status` shows them."""
         budget = round(100.0 * self.budget_fraction, 9)
-        return DaemonOptions(budget, self.memory_threshold, self.explore, self.shadow, self.is_exact)
+        limits = self.tune_steps, self.compare_steps
+        return DaemonOptions(budget, self.memory_threshold, self.explore, self.shadow, self.is_exact, *limits)
 
 
 class Brain(Inspection):
@@ -110,7 +115,8 @@ class Brain(Inspection):
         self._accounting = TrialAccounting(self.budget, self._surrogate)
         self._fewer = RunsFewer()
         self._step_feedback = StepFeedback(self._policy, self._plans, self._accounting, self._note)
-        self._controls = ControlWindows(0.0 if settings.shadow else settings.control_share)
+        share = 0.0 if settings.shadow else settings.control_share
+        self._controls = ControlWindows(share, compare_steps=settings.compare_steps)
         self._side_by_side = SideBySide()
         self._step = 0
         self._urgent = True
@@ -225,17 +231,18 @@ class Brain(Inspection):
         is_new = self._step_feedback.is_new
         canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
         self._asks_book &= is_new
-        if self.settings.explore:
+        is_frozen = 0 < self.settings.tune_steps <= self._step
+        if self.settings.explore and not is_frozen:
             self._step_feedback.consider_variants(self._step)
         forced, variant = self._step_feedback.forced(), self._step_feedback.variants.running
-        is_control = not is_urgent and self._begins_control()
+        is_control = not (is_urgent or is_frozen) and self._begins_control()
         if is_control:
             wanted = self._policy.usual()
         else:
             now = WindowInput(
                 forced=forced,
-                provisionals_rest_at=self._step_feedback.variants.provisionals_rest_at,
-                may_start=not self._step_feedback.is_busy,
+                provisionals_rest_at=() if is_frozen else self._step_feedback.variants.provisionals_rest_at,
+                may_start=not (self._step_feedback.is_busy or is_frozen),
                 may_promote=not self._accounting.is_suspicious,
                 canaries_only=canaries_only,
                 needs_looks=self._latency.needs_looks and variant is None,

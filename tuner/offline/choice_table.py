@@ -13,7 +13,7 @@ import numpy as np
 
 from ...agent.nccl import fabric as fabrics
 from ...agent.nccl.fabric import Fabric
-from ...store.counted import counted
+from ...store.counted import counted, faster
 from ...store.errors import FabricError, UserError
 from ...store.records import (
     BASELINE,
@@ -221,7 +221,7 @@ def _why_nccl(measured: Mapping[Candidate, MeasuredSetting]) -> str:
         return why
     best = min(of_algorithms, key=lambda one: (measured[one].median_us, str(one)))
     change = 100 * (measured[best].median_us / own.median_us - 1)
-    return f"{why}; {best} measured {change:+.0f} %, under a protocol that nobody recorded: it cannot be asked for"
+    return f"{why}; {best} measured {faster(change)}, under a protocol that nobody recorded: it cannot be asked for"
 
 
 def _same_file(name: str, fabric_id: str) -> Fabric | None:

@@ -8,6 +8,7 @@ from itertools import groupby
 from rich.console import Console
 from rich.table import Table
 
+from ...store.counted import faster
 from ...store.records import CommunicatorClass
 from .choice_table import ChoiceTable, Ground, TableEntry
 from .emulated_note import emulated_note
@@ -47,4 +48,4 @@ def _cell(entry: TableEntry) -> str:
 def _change(entry: TableEntry) -> str:
     if not entry.expected_us or not entry.nccl_us:
         return ""
-    return f" {100 * (entry.expected_us / entry.nccl_us - 1):+.0f} %"
+    return f" {faster(100 * (entry.expected_us / entry.nccl_us - 1))}"

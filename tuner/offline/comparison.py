@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from ...store.counted import faster
 from ...store.records import BASELINE, Candidate, Decision
 from ..modeling.equal_channels import as_offered
 from ..modeling.medians import Medians
@@ -28,7 +29,7 @@ class Comparison(NamedTuple):
         """The change as text; empty where it is unknown."""
         if self.change_percent is None:
             return ""
-        return f"{self.change_percent:+.0f} %" + ("" if self.is_measured else " predicted")
+        return faster(self.change_percent) + ("" if self.is_measured else " predicted")
 
 
 def compare(decision: Decision, here: Medians, everywhere: Medians) -> Comparison:

@@ -1,8 +1,7 @@
-"""What `zerotune stage` does."""
+"""What kind of training a trace shows (`zerotune explain --trace`)."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +13,6 @@ import numpy as np
 from ...store.errors import UserError
 from ...store.records import MissingEvidence, Stage
 from ...store.wire import FLAG_TIMED
-from ..fingerprint.encoding.encoders import KIND, LstmEncoder
-from ..fingerprint.encoding.weights import SHIPPED
 from ..fingerprint.fingerprint import StageFingerprint
 from ..fingerprint.labels import UNKNOWN, Shown
 from ..traces.left_out import UNSIZED
@@ -23,7 +20,6 @@ from ..traces.own.jobs import OneStart, job_ids, one_start
 from ..traces.own.reader import trace_files
 from ..traces.records import Block, Summary
 
-GOOD = "good"
 MAX_UNSIZED: Final = 0.01
 """Share of a trace's collectives that may be left out: more may be one of a kind in every step."""
 OWN_FORMAT = "zerotune"
@@ -47,34 +43,6 @@ class Recognition:
     """Collectives in the trace that were left out, since it does not tell their size or kind."""
     faults: tuple[str, ...] = ()
     """Files that are damaged or were cut, each by its name."""
-
-
-@dataclass(frozen=True)
-class KnownWeights:
-    """Weights of one encoder."""
-
-    encoder: str
-    origin: str
-    n_bytes: int
-    sha256: str
-    state: str
-    """`good`, or why they cannot be used."""
-    is_used: bool
-    """Whether a daemon uses them."""
-
-
-def shipped_weights() -> KnownWeights:
-    """The weights that a daemon uses."""
-    try:
-        blob = SHIPPED.read_bytes()
-    except OSError as error:
-        raise UserError(f"the shipped weights are missing: {error.strerror}", "install zerotune again") from error
-    state = GOOD
-    try:
-        LstmEncoder.from_bytes(blob)
-    except ValueError as error:
-        state = f"not usable: {error}"
-    return KnownWeights(KIND, "shipped", len(blob), hashlib.sha256(blob).hexdigest(), state, state == GOOD)
 
 
 def read(path: Path, rank: int | None = None, job_id: str | None = None, format_name: str | None = None) -> Recognition:

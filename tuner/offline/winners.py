@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from ...store.counted import faster
 from ...store.records import Decision, DecisionKey, size_class_floor
 from .comparison import Comparison
 from .size_ranges import rounded_range
@@ -32,7 +33,7 @@ class Winner(NamedTuple):
         lines = self.setting.replace("/", "\n", -1 if is_narrow else 1)
         if self.change_percent is None or abs(self.change_percent) < 0.5:
             return lines
-        return f"{lines}\n{self.change_percent:+.0f} %" + ("" if self.is_measured else "\npredicted")
+        return f"{lines}\n{faster(self.change_percent)}" + ("" if self.is_measured else "\npredicted")
 
     def details(self, row: str, column: str) -> str:
         """All that is known of its cell, in lines."""
@@ -42,7 +43,7 @@ class Winner(NamedTuple):
             row.replace("\n", ", "),
             column.replace("\n", " "),
             self.setting,
-            *([] if self.change_percent is None else [f"{self.change_percent:+.1f} %, {how}"]),
+            *([] if self.change_percent is None else [f"{faster(self.change_percent, 1)}, {how}"]),
             *(f"{what}: {us:,.1f} us" for what, us in known if us is not None),
         ])  # fmt: skip
 

@@ -95,8 +95,8 @@ def detect(path: Path) -> Format:
         raise TraceError(f"{path} {almost.what}", almost.remedy)
     raise TraceError(
         f"{path} is no trace of a known format",
-        f"use one of {', '.join(one.name for one in FORMATS)}; where its beginning does not show it, `import`, "
-        "`replay` and `stage test` take --format",
+        f"use one of {', '.join(one.name for one in FORMATS)}; where its beginning does not show it,"
+        " `store import`, `replay` and `explain --trace` take --format",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sqlite3
 import time
@@ -11,7 +12,9 @@ from typing import Final
 import msgspec
 
 from ...counted import counted
+from ...foreign.regular_file import begin_of
 
+SQLITE_HEADER: Final = b"SQLite format 3\0"
 EVERY_S: Final = 60.0
 """How often a store that is written is looked through, at most."""
 MOST_OF_TIME: Final = 0.01
@@ -45,7 +48,10 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 def remedy(path: Path) -> str:
-    """What the user of a damaged store does."""
+    """What the user of a damaged store does, or of a file that never was one."""
+    with contextlib.suppress(OSError):
+        if begin_of(path, len(SQLITE_HEADER)) != SQLITE_HEADER:
+            return "it is no store, or its beginning is lost: name another file, or a backup"
     named = shlex.quote(str(path))
     return f"`zerotune store repair {named}` keeps what is sound of it; end a daemon that has it open first"
 

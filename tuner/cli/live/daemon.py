@@ -18,15 +18,18 @@ from ..fleet_options import (
     fleet_writer,
     shelf_of,
 )
+from ..grouped import Grouped
 from ..options import CurveKeys, Endpoint, StorePath, a_number
 from ..paths import endpoint_or_default, store_path, to_be_named
 from ..trial_options import (
     BudgetPercent,
+    Compare,
     MemoryThreshold,
     NoExplore,
     Numerics,
     NumericsChoice,
     Shadow,
+    TuneFor,
     brain_settings,
     given_arguments,
 )
@@ -35,7 +38,7 @@ from .keys import keys
 from .metrics import metrics as metrics_command
 from .stop import stop
 
-daemon = typer.Typer(invoke_without_command=True)
+daemon = typer.Typer(cls=Grouped, invoke_without_command=True)
 daemon.command()(stop)
 daemon.command()(keys)
 daemon.command("metrics")(metrics_command)
@@ -65,6 +68,8 @@ def run(
     memory_threshold: MemoryThreshold = None,
     no_explore: NoExplore = False,
     shadow: Shadow = False,
+    tune_for: TuneFor = None,
+    compare: Compare = None,
     numerics: Numerics = NumericsChoice.any,
     knowledge_pool: Annotated[
         Path | None,
@@ -126,19 +131,19 @@ def run(
     if all_users:
         refuse_useless({"--metrics": metrics, "--knowledge-pool": knowledge_pool})
         options = [
-            *given_arguments(budget_percent, memory_threshold, no_explore, shadow, numerics),
+            *given_arguments(budget_percent, memory_threshold, no_explore, shadow, numerics, tune_for, compare),
             *("--retention-days", str(retention_days), "--retention-rows", str(retention_rows)),
             *("--idle-exit", str(IDLE_EXIT_S if idle_exit is None else idle_exit)),
             *shared,
             *(["--verbose"] if verbose else []),
         ]
         # What is wrong with them belongs here.
-        brain_settings(budget_percent, memory_threshold, no_explore, shadow, numerics)
+        brain_settings(budget_percent, memory_threshold, no_explore, shadow, numerics, tune_for, compare)
         serve(socket_group, share or Share.private, options, listen, curve_keys)
         return
     refuse_useless({"--socket-group": socket_group, "--share": share}, without="--all-users")
     where, path = endpoint_or_default(endpoint), store_path(store)
-    settings = brain_settings(budget_percent, memory_threshold, no_explore, shadow, numerics)
+    settings = brain_settings(budget_percent, memory_threshold, no_explore, shadow, numerics, tune_for, compare)
 
     def announce(opened: Path, addresses: list[str]) -> None:
         tell_ready(ready_fd)

@@ -35,6 +35,9 @@ def explain(
     rank: Annotated[
         int | None, typer.Option(help="With --trace: whose sequence is read; default: the first rank in it.")
     ] = None,
+    next_: Annotated[
+        bool, typer.Option("--next", help="Show what would be tried next, and what that may bring.")
+    ] = False,
     every: Annotated[
         bool, typer.Option("--all", help="Show every key, and every decision with its evidence.")
     ] = False,
@@ -58,6 +61,12 @@ def explain(
 
     path = store_path(store)
     explained = explaining.explain(path, job, collective, phase, message_bytes)
+    if next_:
+        from ...offline.explaining.next_trials import next_trials, render_next
+
+        trials = next_trials(explained)
+        print_json(trials) if as_json else render_next(trials, console())
+        return
     if as_json:
         print_json(explained)
         return

@@ -28,11 +28,13 @@ from ..paths import output_file, store_path, to_be_named
 from ..sizes import megabytes
 from ..trial_options import (
     BudgetPercent,
+    Compare,
     MemoryThreshold,
     NoExplore,
     Numerics,
     NumericsChoice,
     Shadow,
+    TuneFor,
     brain_settings,
     given_arguments,
 )
@@ -54,12 +56,12 @@ EXCLUDING = (
 """Pairs of options that contradict each other, and why."""
 OF_THE_DAEMON = (
     *("--store", "--budget-percent", "--memory-threshold", "--no-explore", "--shadow"),
+    *("--tune-for", "--compare"),
     *("--listen", "--fleet", "--contributor", "--book", "--book-key"),
 )
 
 
 def launch(
-    context: typer.Context,
     command: Annotated[list[str], typer.Argument(help="The training command, after `--`.")],
     fabric: FabricName = None,
     endpoint: Endpoint = None,
@@ -100,6 +102,8 @@ def launch(
     memory_threshold: MemoryThreshold = None,
     no_explore: NoExplore = False,
     shadow: Shadow = False,
+    tune_for: TuneFor = None,
+    compare: Compare = None,
     numerics: Numerics = NumericsChoice.any,
     listen: Listen = None,
     fleet: Fleet = None,
@@ -137,7 +141,6 @@ def launch(
     where = launching.endpoint(request)
     # At tcp:// it may be another machine's.
     start_daemon = agent and plan is None and (where.startswith("ipc://") if daemon is None else daemon)
-    source = context.get_parameter_source("daemon")  # by its name: the type is click's, or typer's own
     names_store = store is not None and str(store) != os.environ.get("ZEROTUNE_STORE")
     # Of the daemon alone: what the environment says of it stops no job that starts none.
     silent: UserError | None = None
@@ -153,12 +156,14 @@ def launch(
         "--plan": plan is not None,
         "--log-trace": log_trace is not None,
         "--numerics": numerics is NumericsChoice.exact and os.environ.get("ZEROTUNE_NUMERICS") != numerics.value,
-        "--daemon": daemon is True and source is not None and source.name == "COMMANDLINE",
+        "--daemon": daemon is True and os.environ.get("ZEROTUNE_DAEMON", "0") == "0",
         "--store": names_store,
         "--budget-percent": budget_percent is not None,
         "--memory-threshold": memory_threshold is not None,
         "--no-explore": no_explore,
         "--shadow": shadow,
+        "--tune-for": tune_for is not None,
+        "--compare": compare is not None,
         "--listen": listen is not None,
         "--fleet": fleet is not None,
         "--contributor": contributor is not None,
@@ -167,9 +172,10 @@ def launch(
         "--endpoint": endpoint is not None and endpoint != os.environ.get("ZEROTUNE_ENDPOINT"),
     }  # what the environment sets holds for other commands, too
     _refuse_contradictions(given, start_daemon=start_daemon)
-    for_daemon = given_arguments(budget_percent, memory_threshold, no_explore, shadow)
+    trial = (budget_percent, memory_threshold, no_explore, shadow, NumericsChoice.any, tune_for, compare)
+    for_daemon = given_arguments(*trial)
     # Now: what is wrong with them belongs here, not in the daemon's log.
-    bounds = brain_settings(budget_percent, memory_threshold, no_explore, shadow) if for_daemon else None
+    bounds = brain_settings(*trial) if for_daemon else None
     shared = fleet_arguments(fleet, contributor, book, book_key)
     if start_daemon:
         if listen is not None:

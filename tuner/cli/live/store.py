@@ -9,6 +9,7 @@ import typer
 
 from ....store.counted import counted
 from ....store.errors import UserError
+from ..grouped import Grouped
 from ..offline.book import book
 from ..offline.export import export
 from ..offline.import_ import import_
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ....store.sqlite.soundness import Soundness
 
 store = typer.Typer(
+    cls=Grouped,
     help="""What was learned: back it up, check it, import and export it.
 
     Example: zerotune store check""",

@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 
 from ....store.counted import counted
+from ..grouped import Grouped
 from ..options import AsJson, console, print_json, progress_console
 from ..paths import output_file
 
 book = typer.Typer(
+    cls=Grouped,
     help="""What the fleet learned, as one signed file (docs/operate/fleet.md): make it, look at it, compare.
 
-    It needs the extra `fleet`: pip install 'zerotune\\[fleet]'.
+    It needs the extra `fleet`: pip install 'zerotune[fleet]'.
 
     Example: zerotune store book build s3://bucket/zerotune --out fleet.book --sign book.key""",
     no_args_is_help=True,

@@ -10,10 +10,11 @@ import typer
 
 from ....store.errors import FabricError
 from .. import completion
+from ..grouped import Grouped
 from ..nccl_library import NcclLibrary, nccl_library
 from ..options import AsJson, console, print_json, progress_console
 
-hardware = typer.Typer(invoke_without_command=True)
+hardware = typer.Typer(cls=Grouped, invoke_without_command=True)
 
 _EXACT = 1e-3
 """Of NCCL's estimates: what rounding leaves."""

@@ -27,10 +27,13 @@ class ControlWindows:
     Args:
         share: of step time that they may lose; 0: there are none.
         seed: of the gaps, which training's own periods must not meet.
+        compare_steps: so many steps of windows and their neighbours come soon, whatever they lose.
     """
 
-    def __init__(self, share: float, seed: int = 0) -> None:
+    def __init__(self, share: float, seed: int = 0, compare_steps: int = 0) -> None:
         self._share = share
+        # Of the usual ones some may have no neighbours.
+        self._n_first = max(LEAST_BLOCKS + LEAST_BLOCKS // 2, compare_steps // (2 * NEIGHBOURS + FIRST_LOOK_STEPS))
         self._chance = random.Random(seed)
         self._n_windows = 0
         self._due = 0.0
@@ -74,8 +77,7 @@ class ControlWindows:
         self._n_windows += 1
         lost_share = UNKNOWN_GAIN if gain is None else max(gain, 0.0)
         lost_steps = (self._n_windows + 1) * FIRST_LOOK_STEPS * lost_share  # with the next one
-        n_first = LEAST_BLOCKS + LEAST_BLOCKS // 2  # some may have no neighbours
-        is_first, rarer = self._n_windows < n_first, self._n_windows / n_first
+        is_first, rarer = self._n_windows < self._n_first, self._n_windows / self._n_first
         paid_at = 0.0 if is_first else lost_steps / self._share
         gap = max(FIRST_GAP, 2.0 * window_steps) if is_first else max(FIRST_GAP, 4.0 * window_steps) * rarer
         self._due = max(step + 2 * NEIGHBOURS + FIRST_LOOK_STEPS, paid_at) + gap * self._chance.uniform(0.5, 1.5)

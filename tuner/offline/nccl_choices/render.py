@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Final
 
 from rich.console import Console
@@ -12,7 +13,6 @@ from ..size_ranges import size_text
 from .choices import ChoiceChange, Choices
 from .plan_check import JudgedRow, RowEffect
 
-_N_RIVALS: Final = 3
 _WORDS: Final = {
     RowEffect.applies: "applies",
     RowEffect.fewer_channels: "applies, on fewer channels",
@@ -23,21 +23,27 @@ _WORDS: Final = {
 
 def headline(found: Choices) -> str:
     """Who decided, and where."""
-    ranks = f"{found.n_nodes} x {found.ranks_per_node} ranks"
-    return f"NCCL {found.nccl} on {found.topology}, {ranks} (its own library, no GPU: choices and estimates, no times)"
+    return f"NCCL {found.nccl} on {found.topology}, {found.n_nodes} x {found.ranks_per_node} ranks"
 
 
 def choices_table(found: Choices) -> Table:
-    """One line per collective and size."""
-    table = Table("collective", "size", "NCCL takes", "its estimate", "next best", title=headline(found))
-    for choice in found.choices:
-        estimate = "" if choice.estimate_us is None else f"{choice.estimate_us:,.1f} us"
-        rivals = [
-            offer for offer in choice.offers if (offer.algorithm, offer.protocol) != (choice.algorithm, choice.protocol)
-        ]
-        text = ", ".join(f"{one.algorithm}/{one.protocol} {one.estimate_us:,.1f}" for one in rivals[:_N_RIVALS])
-        table.add_row(choice.collective, size_text(choice.message_bytes), choice.setting(), estimate, text)
+    """One line per collective, and sizes in a row with the same setting; estimates are of the smallest and largest."""
+    caption = "NCCL's own library, without a GPU: its choices and estimates. The next best is of the largest size."
+    table = Table("collective", "sizes", "NCCL takes", "estimate, us", "next best, us", title=headline(found))
+    table.caption = caption
+    for _, group in groupby(found.choices, lambda choice: (choice.collective, choice.setting())):
+        alike = [*group]
+        first, last = alike[0], alike[-1]
+        sizes = [size_text(one.message_bytes) for one in (first, last)]
+        estimates = [f"{one.estimate_us:,.1f}" for one in (first, last) if one.estimate_us is not None]
+        rivals = [one for one in last.offers if (one.algorithm, one.protocol) != (last.algorithm, last.protocol)]
+        rival = f"{rivals[0].algorithm}/{rivals[0].protocol} {rivals[0].estimate_us:,.1f}" if rivals else ""
+        table.add_row(first.collective, _range(sizes), first.setting(), _range(estimates), rival)
     return table
+
+
+def _range(ends: Sequence[str]) -> str:
+    return " to ".join(dict.fromkeys(ends))
 
 
 def changes_table(before: Choices, after: Choices, changed: Sequence[ChoiceChange]) -> Table:

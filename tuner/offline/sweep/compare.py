@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from ....store.counted import faster
 from ....store.errors import UserError
 from ....store.records import BASELINE, Collective, Outcome, Source
 from ....store.sqlite.database import Store
@@ -113,7 +114,7 @@ def render_comparison(result: SweepComparison, console: Console) -> None:
             "NCCL's own" if one.setting == str(BASELINE) else one.setting,
             f"{one.before_us:,.1f} us",
             f"{one.after_us:,.1f} us",
-            f"[{colour}]{one.change_percent:+.1f} %[/]",
+            f"[{colour}]{faster(one.change_percent, 1)}[/]",
         )
     if changed:
         console.print(table)

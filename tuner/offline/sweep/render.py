@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ....store.counted import counted
+from ....store.counted import counted, faster
 from ....store.records import CommunicatorClass
 from ..emulated_note import emulated_note
 from .result import SweepResult, SweepRow
@@ -23,8 +23,8 @@ WIDE = 140
 """Columns of a terminal from which on all figures have room."""
 WHY: Final = {
     Why.slower: "that should be slower than the choice of their size, as samples of others show",
-    Why.tie: "that should be as fast as the choice of their size, within --precision",
-    Why.budget: "for which --budget had no sample left",
+    Why.tie: "that should be as fast as the choice of their size, within --half-width",
+    Why.budget: "for which --samples-share had no sample left",
     Why.known: "that an earlier sweep measured",
     Why.broken: "that broke before, or whose kind did",
 }
@@ -85,14 +85,14 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
     elif result.n_unsettled and not result.interrupted:
         console.print(
             f"[yellow]{result.n_unsettled} choices are not sure[/]: the budget ran out before. The same command with a "
-            "larger --budget goes on from here; --full measures every setting."
+            "larger --samples-share goes on from here; --full measures every setting."
         )
     if n_hidden := sum(not shown for _, shown in _shown(result, max_per_place)):
         console.print(f"[dim]{n_hidden} slower settings are left out; --json has all.[/]")
     if _is_beaten(result):
         console.print(
             "[dim]A best may stand beside one that few samples show as faster: neighbouring sizes count, too, and "
-            "differences within --precision are ties.[/]"
+            "differences within --half-width are ties.[/]"
         )
     if any(row.n_samples == 0 and row.outcome == "ok" for row in result.rows):
         console.print(
@@ -193,9 +193,8 @@ def _cells(row: SweepRow, *, is_first: bool, is_gain_expected: bool) -> tuple[st
     about = "~" if row.median_us is None else ""
     about_gain = "~" if is_gain_expected else about
     interval = "-" if row.low_us is None or row.high_us is None else f"{row.low_us:.1f}..{row.high_us:.1f}"
-    # For people the change of time, as everywhere: below zero is faster.
     is_compared = row.gain_percent is not None and row.setting != "baseline"
-    change = f"{about_gain}{0.0 - (row.gain_percent or 0.0):+.1f} %" if is_compared else ""
+    change = f"{about_gain}{faster(-(row.gain_percent or 0.0), 1)}" if is_compared else ""
     return (
         *head,
         f"[bold]{setting}[/]" if row.is_best else setting,

@@ -176,7 +176,7 @@ class _Sweep:
             strategy = self._strategy(communicator, ready)
             if not any(strategy.progress()):
                 problem = f"a budget of {request.budget:g} allows no sample of these {len(self._points):,} settings"
-                raise UserError(problem, "use a larger --budget")
+                raise UserError(problem, "use a larger --samples-share")
             gave_up = not self._visit_all(strategy, ready, communicator)
         except KeyboardInterrupt:
             interrupted = True

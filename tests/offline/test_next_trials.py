@@ -1,0 +1,38 @@
+"""`zerotune explain --next`: what would be tried next, by the policy's own rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerotune.store.records import Collective, CommunicatorClass, DecisionKey, Phase
+from zerotune.tuner.offline.explaining.next_trials import next_trials
+from zerotune.tuner.offline.explaining.values import Explanation
+
+
+def alternative(candidate: str, us: float, high_us: float, n_calls: int = 0) -> dict[str, Any]:
+    return {
+        "candidate": candidate, "predicted_us": us, "predicted_low_us": us * us / high_us, "predicted_high_us": high_us,
+        "n_this_job": n_calls,
+    }  # fmt: skip
+
+
+def key(calls_per_step: float, *alternatives: dict[str, Any]) -> Explanation:
+    where = DecisionKey(CommunicatorClass(8, 1), Collective.all_gather, Phase.other, 80)
+    return Explanation(
+        where, "all_gather", "other", 1 << 20, 1 << 20, None, list(alternatives), is_guess=False, decided_at_s=None,
+        n_explored=0, spent_us=0.0, history=[], setting="baseline", calls_per_step=calls_per_step,
+    )  # fmt: skip
+
+
+def test_what_may_bring_most_comes_first() -> None:
+    known = alternative("baseline", 100, 101, 9), alternative("ring/ll/4ch", 100, 140), alternative("tree", 300, 310)
+    seldom, often = (key(n, *known) for n in (1.0, 5.0))
+    found = next_trials([seldom, often])
+    assert [one.candidate for one in found] == ["ring/ll/4ch"] * 2
+    assert found[0].worth_us == 5 * found[1].worth_us > 0
+
+
+def test_nothing_is_promised_by_what_ran_or_what_is_surely_slower() -> None:
+    ran = alternative("ring/ll/4ch", 90, 91, 4)
+    assert next_trials([key(1.0, alternative("baseline", 100, 101, 9), ran, alternative("tree", 300, 310))]) == []
+    assert next_trials([key(1.0), key(0.0, ran)]) == []

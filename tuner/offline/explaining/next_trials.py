@@ -1,0 +1,73 @@
+"""`zerotune explain --next`: what a job that goes on like this one would try next, and what that may bring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from ...learning.explaining.words import Z_90
+from ...learning.policy.acquisition import WORTHWHILE
+from ...learning.policy.observations import MIN_GAIN
+from ...modeling.posterior import expected_improvement
+from ..size_ranges import exact_range
+from .values import Explanation
+
+
+class NextTrial(msgspec.Struct, frozen=True):
+    """The candidate of one key that promises most of those that this job never ran there."""
+
+    collective: str
+    phase: str
+    min_bytes: int
+    max_bytes: int
+    setting: str
+    candidate: str
+    expected_us: float
+    low_us: float
+    """The bounds that hold the expected time with 90 %."""
+    high_us: float
+    worth_us: float
+    """Expected improvement per step: nothing if it turns out slower."""
+
+
+def next_trials(explained: Sequence[Explanation]) -> list[NextTrial]:
+    """The trials that are worth it by the policy's own rule, the most promising first."""
+    return sorted((found for one in explained if (found := _best(one)) is not None), key=lambda one: -one.worth_us)
+
+
+def _best(one: Explanation) -> NextTrial | None:
+    us = {each["candidate"]: each["predicted_us"] for each in one.alternatives}
+    now_us = us.get(one.setting)
+    best: NextTrial | None = None
+    for each in one.alternatives:
+        low, high = each["predicted_low_us"], each["predicted_high_us"]
+        if not now_us or each["n_this_job"] or None in (each["predicted_us"], low, high) or low <= 0:
+            continue
+        edge = math.log(now_us / each["predicted_us"]) - MIN_GAIN
+        share = float(expected_improvement(edge, max(1e-6, math.log(high / low) / (2 * Z_90))))
+        worth_us = share * now_us * (one.calls_per_step or 0.0)
+        if share >= WORTHWHILE and (best is None or worth_us > best.worth_us):
+            sizes = one.min_bytes, one.max_bytes
+            names = one.setting, each["candidate"]
+            best = NextTrial(one.collective, one.phase, *sizes, *names, each["predicted_us"], low, high, worth_us)
+    return best
+
+
+def render_next(trials: Sequence[NextTrial], console: Console) -> None:
+    """Print what would be tried, or that nothing would be."""
+    if not trials:
+        console.print("Nothing would be tried: no setting that this job never ran promises enough at any key.")
+        return
+    headings = "collective, phase", "bytes", "runs", "would be tried", "expected us (90 %)", "worth per step"
+    table = Table(*headings, box=None)
+    for one in trials:
+        table.add_row(
+            f"{one.collective} {one.phase}", exact_range(one.min_bytes, one.max_bytes), one.setting, one.candidate,
+            f"{one.expected_us:,.1f} ({one.low_us:,.1f}..{one.high_us:,.1f})", f"{one.worth_us:,.1f} us",
+        )  # fmt: skip
+    console.print(table)
+    console.print("What is tried first is what risks least; all trials together must fit the budget.")
