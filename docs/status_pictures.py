@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -20,7 +20,7 @@ PICTURES: Final = ROOT / "docs" / "pictures"
 MAX_BYTES: Final = 120_000
 WAIT_MS: Final = 240_000
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
-VIEWS: Final = (("status-wide", 1200, 860, "light"), ("status-phone", 360, 1100, "dark"))
+VIEWS: Final = (("status-wide", 1200, 780, "light"), ("status-phone", 360, 1100, "dark"))
 TRAIN: Final = ("-m", "zerotune.zero_runtime.examples.train", "--stage", "3", "--batch", "2", "--layers", "3")
 
 
