@@ -417,7 +417,7 @@ def attacks(*, is_quick: bool) -> Iterator[Attack]:
     yield "view in what was merged", state_of(with_a_view)
     yield "older book", older_book
     if find_spec("uvicorn") is not None:
-        yield "dashboard asked without end", holds_places(place_attacks.dashboard_asked_without_end)
+        yield "status page asked without end", holds_places(place_attacks.status_page_asked_without_end)
     yield "metrics asked slowly", holds_places(place_attacks.metrics_asked_slowly)
     yield "terminal of absurd width", holds_places(place_attacks.absurd_width)
     yield "older book, its URL respelled", respelled_book

@@ -1,4 +1,4 @@
-"""What is read of a store that a daemon writes: steps, decisions and winners, a little at a time."""
+"""What is read of a store that a daemon writes: steps, decisions and keys, a little at a time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.store.sqlite.database import MEASUREMENT, Store
-from zerotune.tuner.watching.history import MAX_DECISIONS, MAX_STEPS, WINNERS_EVERY_S, History
+from zerotune.tuner.watching.history import KEYS_EVERY_S, MAX_DECISIONS, MAX_STEPS, History
 
-JOBS = [("job", "fabric")]
+JOBS = ["job"]
 KEY = DecisionKey(CommunicatorClass(2, 1), Collective.all_gather, Phase.forward_gather, size_class(1 << 20))
 RING = Candidate(Algorithm.ring, Protocol.ll, 4)
 
@@ -72,7 +72,7 @@ def test_steps_are_read_once_and_the_newest_are_kept(store, history):
     assert history.of(store.path, JOBS)["job"].steps[-1] == StepRecord(9000, 1, 2.0)
 
 
-def test_the_newest_decisions_and_winners_by_what_was_measured(store, history, clock):
+def test_the_newest_decisions_and_what_keys_save_by_what_was_measured(store, history, clock):
     measure(store, Candidate(Algorithm.tree, Protocol.simple, 4), 100.0, is_default=True)
     measure(store, RING, 80.0)
     store.record_steps("job", [StepRecord(4, 1, 1.0)])
@@ -80,16 +80,15 @@ def test_the_newest_decisions_and_winners_by_what_was_measured(store, history, c
     found = history.of(store.path, JOBS)["job"]
     assert len(found.decisions) == MAX_DECISIONS
     assert found.decisions[-1].kind == "promote"
-    ((winner,),) = found.winners.cells
-    assert winner.setting == str(RING)
-    assert winner.change_percent == pytest.approx(-20)
-    assert winner.is_measured
+    (key,) = found.keys
+    assert (key.setting, key.on_trial) == (str(RING), "")
+    assert key.saved_us == pytest.approx(key.calls_per_step * (100 - 80))
     store.record_decisions([Decision("job", "fabric", KEY, BASELINE, 2, "rollback", "slow", step=5)])
     store.flush()
-    assert history.of(store.path, JOBS)["job"].winners == found.winners, "medians are not taken all the time"
-    clock[0] += 2 * WINNERS_EVERY_S
-    ((winner,),) = history.of(store.path, JOBS)["job"].winners.cells
-    assert winner.setting != str(RING)
+    assert history.of(store.path, JOBS)["job"].keys == found.keys, "medians are not taken all the time"
+    clock[0] += 2 * KEYS_EVERY_S
+    (key,) = history.of(store.path, JOBS)["job"].keys
+    assert key.setting != str(RING)
 
 
 def test_a_store_that_is_not_here_is_said_to_be_so_and_tried_again(store, history, clock, tmp_path):

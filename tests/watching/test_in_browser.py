@@ -1,4 +1,4 @@
-"""The dashboard in headless Chromium, beside a daemon and a job on the emulated NCCL."""
+"""The status page in headless Chromium, beside a daemon and a job on the emulated NCCL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from watched_daemon import COMMAND, WAIT_S, daemon, dashboard
+from watched_daemon import COMMAND, WAIT_S, daemon, status_page
 
 pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'zerotune[browser]'")
@@ -25,7 +25,7 @@ TRAIN = ["-m", EXAMPLE, "--stage", "3", "--batch", "2", "--layers", "2", "--step
 def test_a_job_is_seen_as_it_trains(short_folder, tmp_path):
     """Give ZEROTUNE_SCREENSHOTS a folder to look at the page oneself."""
     shots = Path(os.environ.get("ZEROTUNE_SCREENSHOTS", tmp_path))
-    with daemon(short_folder) as (_, endpoint), dashboard(endpoint) as url:
+    with daemon(short_folder) as (_, endpoint), status_page(endpoint) as url:
         command = [*COMMAND, "launch", "--name", "gpt: 2 layers", "--fabric", "few_sms_node", "--endpoint", endpoint]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "ZEROTUNE_TICK_MS": "20"}
         words = [*command, "--", sys.executable, str(RANKS), "2", *TRAIN]
@@ -40,7 +40,7 @@ def test_a_job_is_seen_as_it_trains(short_folder, tmp_path):
                         page.on("pageerror", lambda error: problems.append(str(error)))
                         page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
                         page.goto(url)
-                        page.wait_for_selector("td b")
+                        page.wait_for_selector(".pair b")
                         page.wait_for_selector(".decisions li")
                         assert "#" not in page.url
                         assert page.locator(".job h2").inner_text().startswith("gpt: 2 layers")
@@ -50,7 +50,7 @@ def test_a_job_is_seen_as_it_trains(short_folder, tmp_path):
                         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
                         # At once: what is drawn is replaced every second.
                         assert page.evaluate("document.querySelector('.meter i').getBoundingClientRect().width") > 0
-                        page.screenshot(path=shots / f"dashboard-{width}.png", full_page=True)
+                        page.screenshot(path=shots / f"status-page-{width}.png", full_page=True)
                     assert problems == []
                     browser.close()
             finally:

@@ -17,9 +17,9 @@ from watched_daemon import COMMAND, WAIT_S
 
 from zerotune.store.records import Stage
 from zerotune.tuner.cli.options import console
-from zerotune.tuner.offline.winners import Winner, WinnerTable
+from zerotune.tuner.offline.jobs.listing import Gain, GainKind
 from zerotune.tuner.watching.screen import screen
-from zerotune.tuner.watching.snapshot import DecisionLine, JobView, Notice, Snapshot, Step
+from zerotune.tuner.watching.snapshot import DecisionLine, JobView, KeyLine, Notice, Snapshot, Step
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\nname"
 
@@ -30,7 +30,8 @@ def job(job_id: str = "job", n_decisions: int = 20) -> JobView:
         [Notice("passed the tuner by: sends")], 1.0, 2.0, (),
         [Step(n, 72_000.0 + n, 9_000.0, n // 40) for n in range(120)],
         [DecisionLine(9, 3, "promote", "ring/ll", "all_gather", "faster") for _ in range(n_decisions)],
-        WinnerTable(["all_gather\nforward"], ["1 MB to\n2 MB"], [[Winner("ring/ll", -20.0, True)]]),
+        [KeyLine("all_gather, forward_gather, 1 MB to 2 MB", 28.0, "ring/ll", 5.8, "tree/ll", False)],
+        Gain(GainKind.measured, 462.0, 18.4, 17.9, 18.8),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A real daemon with a job whose ranks are sockets of this process, and the dashboard beside it."""
+"""A real daemon with a job whose ranks are sockets of this process, and the status page beside it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def daemon(folder: Path) -> Iterator[tuple[subprocess.Popen, str]]:
 
 
 @contextlib.contextmanager
-def dashboard(endpoint: str, *options: str) -> Iterator[str]:
+def status_page(endpoint: str, *options: str) -> Iterator[str]:
     """The address that `zerotune status --web` prints."""
     words = [*COMMAND, "status", "--web", "--endpoint", endpoint, "--listen", "127.0.0.1:0", *options]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
@@ -72,7 +72,7 @@ def dashboard(endpoint: str, *options: str) -> Iterator[str]:
 
 
 class Browser:
-    """Asks one dashboard as a browser would."""
+    """Asks one status page as a browser would."""
 
     def __init__(self, url: str) -> None:
         place, _, self.token = url.removeprefix("http://").partition("/#")

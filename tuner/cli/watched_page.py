@@ -25,7 +25,7 @@ def serve_page(endpoint: str, curve_keys: Path | None, listen: str, token: bool,
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(
-            f"the page needs {error.name}, which is not installed",
+            f"the status page needs {error.name}, which is not installed",
             "pip install 'zerotune[dashboard]', or '.[dashboard]' where its sources are",
         ) from None
     from ..watching.watcher import Watcher
@@ -43,7 +43,7 @@ def serve_page(endpoint: str, curve_keys: Path | None, listen: str, token: bool,
         url = f"http://{name}:{listening.getsockname()[1]}/"
 
         def announce() -> None:
-            print(f"page at {url}{f'#{secret}' if token else ''}", flush=True)
+            print(f"status page at {url}{f'#{secret}' if token else ''}", flush=True)
             if not token:
                 print("zerotune: every user of this machine can read it", file=sys.stderr)
             elif not is_loopback(host):

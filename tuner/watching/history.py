@@ -1,4 +1,4 @@
-"""What the store tells of jobs that run: their steps, decisions and winners.
+"""What the store tells of jobs that run: their steps, their decisions, and what each key takes and saves.
 
 Read from the daemon's file by a connection of our own, a little at a time, so that the daemon is not asked for it.
 """
@@ -17,18 +17,15 @@ from typing import Final
 from ...store.errors import StoreError
 from ...store.records import Decision, StepRecord
 from ...store.sqlite.database import Store
-from ..decided import decisions_that_ran, settled_decisions, since_takeover
-from ..modeling.medians import medians
-from ..modeling.statistics import statistics
-from ..offline.comparison import compare
-from ..offline.winners import WinnerTable, winner_table
+from ..offline.explaining.job import explain_in
+from ..offline.explaining.values import Explanation
 
 MAX_STEPS: Final = 2000
 """The newest so many steps of a job are kept."""
 MAX_DECISIONS: Final = 60
-WINNERS_EVERY_S: Final = 5.0
-WINNERS_SHARE: Final = 0.05
-"""Of the time, what medians for the winners may take at most: they are of all that was measured."""
+KEYS_EVERY_S: Final = 5.0
+KEYS_SHARE: Final = 0.05
+"""Of the time, what explaining keys may take at most: their medians are of all that was measured."""
 RETRY_S: Final = 5.0
 
 
@@ -39,13 +36,13 @@ class JobHistory:
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     decisions: Sequence[Decision] = ()
     """The newest, oldest first."""
-    winners: WinnerTable | None = None
+    keys: Sequence[Explanation] | None = None
+    """Those first that take most of a step; None: not explained yet."""
     newest_row: int = 0
     """Of the decisions that were read."""
-    winners_row: int = 0
-    """Of the decisions that `winners` shows."""
-    winners_epoch: int = 0
-    winners_due_s: float = 0.0
+    explained: tuple[int, int] = (0, -1)
+    """The newest row and step when `keys` were explained."""
+    keys_due_s: float = 0.0
 
 
 class History:
@@ -60,20 +57,20 @@ class History:
         self._jobs: dict[str, JobHistory] = {}
         self._retry_at_s = 0.0
 
-    def of(self, path: Path, jobs: Sequence[tuple[str, str]]) -> dict[str, JobHistory]:
+    def of(self, path: Path, job_ids: Sequence[str]) -> dict[str, JobHistory]:
         """What is known by now.
 
         Args:
-            jobs: (job id, fabric id) of each that is connected; others are forgotten.
+            job_ids: of those that are connected; others are forgotten.
 
         Returns:
             By job id; nothing where the store cannot be read here, for which `problem` has the reason.
         """
-        self._jobs = {job_id: self._jobs.get(job_id, JobHistory()) for job_id, _ in jobs}
+        self._jobs = {job_id: self._jobs.get(job_id, JobHistory()) for job_id in job_ids}
         try:
             if (store := self._opened(path)) is not None:
-                for job_id, fabric_id in jobs:
-                    self._read(store, self._jobs[job_id], job_id, fabric_id)
+                for job_id in job_ids:
+                    self._read(store, self._jobs[job_id], job_id)
         except (StoreError, sqlite3.Error, OSError) as error:
             self.problem = str(error)
             self.close()
@@ -97,27 +94,17 @@ class History:
         self.problem = ""
         return self._store
 
-    def _read(self, store: Store, known: JobHistory, job_id: str, fabric_id: str) -> None:
+    def _read(self, store: Store, known: JobHistory, job_id: str) -> None:
         last = known.steps[-1].step if known.steps else -1
         known.steps.extend(store.steps(job_id, after=last, limit=MAX_STEPS))
         row = store.newest_decision(job_id)
         if row != known.newest_row:
             known.decisions = store.decisions(job_id, limit=MAX_DECISIONS, with_control=False)
             known.newest_row = row
-        epoch = known.steps[-1].epoch if known.steps else 0
-        is_new = (row, epoch) != (known.winners_row, known.winners_epoch)
+        newest = (row, known.steps[-1].step if known.steps else -1)
         began_s = self._clock()
-        if row and is_new and began_s >= known.winners_due_s:
-            known.winners = _winners(store, job_id, fabric_id)
-            known.winners_row, known.winners_epoch = row, epoch
-            took_s = self._clock() - began_s
-            known.winners_due_s = began_s + max(WINNERS_EVERY_S, took_s / WINNERS_SHARE)
-
-
-def _winners(store: Store, job_id: str, fabric_id: str) -> WinnerTable | None:
-    decisions = store.decisions(job_id)
-    current = set(since_takeover(decisions))
-    ran = decisions_that_ran(decisions, store.highest_epoch(job_id))
-    in_force = settled_decisions(one for one in ran if one in current)
-    here, everywhere = (medians(statistics(store, fabric_id, of)) for of in (job_id, None))
-    return winner_table(in_force, lambda decision: compare(decision, here, everywhere)) if in_force else None
+        if newest != known.explained and began_s >= known.keys_due_s:
+            job = next((one for one in store.jobs() if one.job_id == job_id), None)
+            known.keys = None if job is None else explain_in(store, job, guesses=False)
+            known.explained = newest
+            known.keys_due_s = began_s + max(KEYS_EVERY_S, (self._clock() - began_s) / KEYS_SHARE)

@@ -9,11 +9,15 @@ from typing import Final
 from rich.text import Text
 
 from ...store.records import DecisionKind
-from .snapshot import JobView, Snapshot
+from ..offline.jobs.listing import Gain, GainKind
+from .snapshot import JobView, KeyLine, Snapshot
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 LEAST_DECISIONS: Final = 3
 """Of a job, where the height is not bounded."""
+MOST_KEYS: Final = 4
+LEAST_SHOWN_PERCENT: Final = 0.05
+"""Of a step: less would be shown as 0.0."""
 
 
 def screen(snapshot: Snapshot, width: int, height: int | None = None) -> list[Text]:
@@ -31,6 +35,7 @@ def screen(snapshot: Snapshot, width: int, height: int | None = None) -> list[Te
         lines.append(_fitted(Text(snapshot.problem, "bold red"), width))
     elif not snapshot.jobs:
         lines.append(Text("no job is connected", "dim"))
+        lines += [_fitted(Text(f"  {command}: {purpose}"), width) for command, purpose in snapshot.next_steps]
     heads = [[_fitted(line, width) for line in _job(job, snapshot, width)] for job in snapshot.jobs]
     room = None if height is None else height - len(lines) - sum(map(len, heads))
     for at, (job, head) in enumerate(zip(snapshot.jobs, heads, strict=True)):
@@ -86,22 +91,27 @@ def _job(job: JobView, snapshot: Snapshot, width: int) -> Iterator[Text]:
         yield Text(f"  {line}", "cyan")
     for notice in job.notices:
         yield Text(f"  {notice.text}", "yellow")
-    if job.winners is not None:
-        yield from _winners(job)
+    if job.gain is not None:
+        yield Text(f"  {_gain(job.gain)}", "bold" if job.gain.kind is GainKind.measured else "dim")
+    for key in islice(job.keys or (), MOST_KEYS):
+        yield _key(key)
 
 
-def _winners(job: JobView) -> Iterator[Text]:
-    """Each setting in force that saves something, the best first."""
-    assert job.winners is not None
-    found = []
-    for row, cells in zip(job.winners.rows, job.winners.cells, strict=True):
-        for column, winner in zip(job.winners.columns, cells, strict=True):
-            if winner is not None and winner.change_percent is not None and abs(winner.change_percent) >= 0.5:
-                where = f"{row} {column}".replace("\n", " ")
-                found.append((winner.rank, f"  {winner.change_percent:+4.0f} %  {winner.setting} for {where}"
-                              f"{'' if winner.is_measured else ' (predicted)'}"))  # fmt: skip
-    for (_, change), words in sorted(found)[:4]:
-        yield Text(words, "green" if change < 0 else "red")
+def _gain(gain: Gain) -> str:
+    if gain.saved_percent is None:
+        return gain.why if gain.kind is GainKind.no_plan else f"gain not known yet: {gain.why}"
+    interval = f"{gain.saved_percent:.1f} % (95 %: {gain.low_percent:.1f} to {gain.high_percent:.1f} %)"
+    return f"saved of a step: {interval}{'' if gain.kind is GainKind.measured else ', which may be noise'}"
+
+
+def _key(key: KeyLine) -> Text:
+    share = "   -  " if key.step_percent is None else f"{key.step_percent:4.1f} %"
+    line = Text(f"  {share} {key.where}: {key.setting}")
+    if key.saved_percent is not None and abs(key.saved_percent) >= LEAST_SHOWN_PERCENT:
+        line.append(f", saves {key.saved_percent:.1f} % of a step", "green" if key.saved_percent > 0 else "red")
+    if key.on_trial:
+        line.append(f", {'next' if key.is_trial_to_come else 'trying'} {key.on_trial}", "yellow")
+    return line
 
 
 def _decisions(job: JobView) -> Iterator[Text]:

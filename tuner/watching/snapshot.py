@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -9,14 +10,16 @@ import msgspec
 
 from ...store import wire
 from ...store.job_names import titled
-from ...store.records import Decision, size_class_range
+from ...store.paths import default_endpoint
+from ...store.records import Decision, DecisionKey, size_class_range
 from ..client.beside import beside
 from ..client.late import late, who
 from ..client.mistimed import mistimed
 from ..client.passed_by import passed_by
 from ..client.status import exposure_text, fleet_text, may_try, store_text, workload
+from ..offline.explaining.values import Explanation
+from ..offline.jobs.listing import Gain
 from ..offline.size_ranges import rounded_range
-from ..offline.winners import WinnerTable
 from .history import JobHistory
 
 MAX_ENDED: Final = 5
@@ -41,6 +44,22 @@ class DecisionLine(msgspec.Struct, frozen=True):
     where: str
     """Collective, phase and sizes; empty: it concerns the whole job."""
     reason: str
+
+
+class KeyLine(msgspec.Struct, frozen=True):
+    """What one key takes of a step, and what runs there."""
+
+    where: str
+    """Collective, phase and sizes."""
+    step_percent: float | None
+    """Of a step's time, hidden by computation or not; None: not measured."""
+    setting: str
+    saved_percent: float | None
+    """Of a step's time against NCCL's own choice; None: not measured."""
+    on_trial: str
+    """The setting that is being tried; empty: none is."""
+    is_trial_to_come: bool
+    """Whether it begins with the next plan."""
 
 
 class Straggler(msgspec.Struct, frozen=True):
@@ -91,8 +110,10 @@ class JobView(msgspec.Struct, frozen=True, omit_defaults=True):
     steps: Sequence[Step] = ()
     decisions: Sequence[DecisionLine] | None = None
     """The newest first; None: as before."""
-    winners: WinnerTable | None = None
-    """None: as before, or nothing is decided yet."""
+    keys: Sequence[KeyLine] | None = None
+    """Those first that take most of a step; None: as before, or not known yet."""
+    gain: Gain | None = None
+    """None: not known yet."""
     exposure: str = "unknown"
     """The share of communication that is exposed, in words."""
 
@@ -115,6 +136,8 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of step time, what exploring may cost; None: nothing is explored, or the daemon does not say."""
     notices: Sequence[Notice] = ()
     jobs: Sequence[JobView] = ()
+    next_steps: Sequence[tuple[str, str]] = ()
+    """Commands that lead on, each with what it is for; none where jobs are there."""
 
 
 def snapshot_of(reply: wire.StatusReply, histories: Mapping[str, JobHistory], history_problem: str = "") -> Snapshot:
@@ -132,7 +155,7 @@ def snapshot_of(reply: wire.StatusReply, histories: Mapping[str, JobHistory], hi
     for ended in reply.ended[:MAX_ENDED]:
         notices.append(Notice(f"{titled(ended.job_id, ended.name)}: {ended.describe()}"))
     if history_problem and reply.jobs:
-        notices.append(Notice(f"steps, decisions and winners are not shown: {history_problem}"))
+        notices.append(Notice(f"steps, decisions and keys are not shown: {history_problem}"))
     return Snapshot(
         endpoint=reply.endpoint,
         daemon=f"daemon {reply.version} (pid {reply.daemon_pid})",
@@ -145,11 +168,20 @@ def snapshot_of(reply: wire.StatusReply, histories: Mapping[str, JobHistory], hi
         budget_percent=options.budget_percent if options is not None and options.explore else None,
         notices=notices,
         jobs=[_job(job, histories.get(job.job_id)) for job in reply.jobs],
+        next_steps=() if reply.jobs else _next_steps(reply),
+    )
+
+
+def _next_steps(reply: wire.StatusReply) -> Sequence[tuple[str, str]]:
+    to_it = "" if reply.endpoint == default_endpoint() else f" --endpoint {shlex.quote(reply.endpoint)}"
+    return (
+        (f"zerotune launch{to_it} -- COMMAND", "train, tuned: COMMAND stays as it is"),
+        (f"zerotune jobs --store {shlex.quote(reply.store_path)}", "what earlier jobs gained"),
     )
 
 
 def since(snapshot: Snapshot, before: Snapshot) -> Snapshot:
-    """The same without what `before` had already: older steps, and decisions and winners that are as they were."""
+    """The same without what `before` had already: older steps, and decisions and keys that are as they were."""
     known = {job.job_id: job for job in before.jobs}
     return msgspec.structs.replace(
         snapshot, jobs=[_job_since(job, known[job.job_id]) if job.job_id in known else job for job in snapshot.jobs]
@@ -162,7 +194,7 @@ def _job_since(job: JobView, before: JobView) -> JobView:
         job,
         steps=[one for one in job.steps if one.step > last],
         decisions=None if job.decisions == before.decisions else job.decisions,
-        winners=None if job.winners == before.winners else job.winners,
+        keys=None if job.keys == before.keys else job.keys,
     )
 
 
@@ -177,6 +209,7 @@ def _job(job: wire.JobStatus, history: JobHistory | None) -> JobView:
     else:
         steps = [Step(one.step, one.duration_us, one.exposed_us, one.epoch) for one in history.steps]
         decisions = [_decision(one) for one in reversed(history.decisions)]
+    keys = None if history is None else history.keys
     return JobView(
         job_id=job.job_id,
         title=titled(job.job_id, job.name),
@@ -202,14 +235,32 @@ def _job(job: wire.JobStatus, history: JobHistory | None) -> JobView:
         stragglers=[Straggler(who(one), one.late_us, one.share) for one in job.lateness.late],
         steps=steps,
         decisions=decisions,
-        winners=None if history is None else history.winners,
+        keys=None if keys is None else [_key(one) for one in keys],
+        gain=keys[0].job.gain if keys and keys[0].job is not None else None,
+    )
+
+
+def _key(one: Explanation) -> KeyLine:
+    return KeyLine(
+        where=_where(one.key),
+        step_percent=one.step_percent,
+        setting=_setting(one.setting),
+        saved_percent=one.saved_percent,
+        on_trial=_setting(one.on_trial),
+        is_trial_to_come=one.is_trial_to_come,
     )
 
 
 def _decision(decision: Decision) -> DecisionLine:
-    where = ""
+    where = setting = ""
     if not decision.is_of_job:
-        key = decision.key
-        where = f"{key.collective.name}, {key.phase.name}, {rounded_range(*size_class_range(key.size_class))}"
-    setting = "" if decision.is_of_job else str(decision.candidate).replace("baseline", "NCCL's own")
+        where, setting = _where(decision.key), _setting(str(decision.candidate))
     return DecisionLine(decision.step, decision.epoch, decision.kind, setting, where, decision.reason)
+
+
+def _where(key: DecisionKey) -> str:
+    return f"{key.collective.name}, {key.phase.name}, {rounded_range(*size_class_range(key.size_class))}"
+
+
+def _setting(candidate: str) -> str:
+    return candidate.replace("baseline", "NCCL's own")

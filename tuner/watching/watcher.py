@@ -35,7 +35,7 @@ class Watcher:
         reply = fetch_status(self.endpoint, TIMEOUT_S, curve_dir=self._curve_dir)
         if reply is None:
             return Snapshot(self.endpoint, problem=str(no_answer(self.endpoint, holder_of(self.endpoint))))
-        histories = self._history.of(Path(reply.store_path), [(job.job_id, job.fabric_id) for job in reply.jobs])
+        histories = self._history.of(Path(reply.store_path), [job.job_id for job in reply.jobs])
         return snapshot_of(reply, histories, self._history.problem)
 
     def close(self) -> None:

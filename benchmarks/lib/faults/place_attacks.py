@@ -94,7 +94,7 @@ def greedy(stack: ExitStack, port: int, n: int, asked: bytes) -> None:
         time.sleep(0.05)
 
 
-def dashboard_asked_without_end(folder: Path, environment: Mapping[str, str]) -> bool:
+def status_page_asked_without_end(folder: Path, environment: Mapping[str, str]) -> bool:
     """A stranger without the token asks for the page without end, on as many connections as there are places."""
     from zerotune.tuner.watching.web.patience import MAX_CONNECTIONS
 

@@ -21,6 +21,7 @@ from zerotune.tuner.traces import trace as trace_module
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
     return tmp_path / "store" / "zerotune.db"
 
 

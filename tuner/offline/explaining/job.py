@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -69,23 +69,35 @@ def explain(
         )
 
     with Store.open(store_path, read_only=True) as store:
-        job = job_of(store, job_id)
-        decisions = store.decisions(job_id=job.job_id)
-        fabrics = dict.fromkeys([job.fabric_id, *(decision.fabric_id for decision in decisions)])
-        lines = [line for fabric_id in fabrics for line in statistics(store, fabric_id)]
-        here = medians([line for fabric_id in fabrics for line in statistics(store, fabric_id, job.job_id)])
-        by_key = by_keys([decision for decision in decisions if is_wanted(decision.key)])
-        undecided = [key for key in here if key not in by_key and is_wanted(key)]
-        if not decisions and not store.steps(job.job_id):
-            undecided = []  # it did not train: a sweep, an import
-        guesses = _guesses(store, job.fabric_id, undecided, here, lines) if undecided else {}
-        jobs = JobsRead(store)
-        head = _head(store, jobs, job, decisions, here)
-        highest_epoch = store.highest_epoch(job.job_id)
-        calls, steps = store.measured_calls(job.job_id), store.steps(job.job_id)
-        changes = of_job(jobs, job).changes
+        return explain_in(store, job_of(store, job_id), is_wanted)
+
+
+def explain_in(
+    store: Store, job: JobRecord, is_wanted: Callable[[DecisionKey], bool] = lambda _: True, *, guesses: bool = True
+) -> list[Explanation]:
+    """Explanations of a job's keys, those first that take most of a step.
+
+    Args:
+        guesses: also what is expected at keys of which nothing has been decided.
+    """
+    decisions = store.decisions(job_id=job.job_id)
+    fabrics = dict.fromkeys([job.fabric_id, *(decision.fabric_id for decision in decisions)])
+    lines = [line for fabric_id in fabrics for line in statistics(store, fabric_id)]
+    here = medians([line for fabric_id in fabrics for line in statistics(store, fabric_id, job.job_id)])
+    by_key = by_keys([decision for decision in decisions if is_wanted(decision.key)])
+    undecided = [key for key in here if key not in by_key and is_wanted(key)]
+    if not decisions and not store.steps(job.job_id):
+        undecided = []  # it did not train: a sweep, an import
+    expected: dict[DecisionKey, Guesses] = {key: ("", []) for key in undecided}
+    if undecided and guesses:
+        expected = _guesses(store, job.fabric_id, undecided, here, lines)
+    jobs = JobsRead(store)
+    head = _head(store, jobs, job, decisions, here)
+    highest_epoch = store.highest_epoch(job.job_id)
+    calls, steps = store.measured_calls(job.job_id), store.steps(job.job_id)
+    changes = of_job(jobs, job).changes
     current, everywhere = set(since_takeover(decisions)), medians(lines)
-    found = explained(by_key, here, everywhere, guesses, news_of(decisions), current, highest_epoch)
+    found = explained(by_key, here, everywhere, expected, news_of(decisions), current, highest_epoch)
     ran = decisions_that_ran(decisions, highest_epoch)
     in_force = settled_decisions(one for one in ran if one in current)
     step_us = median(step.duration_us for step in steps) if steps else 0.0

@@ -3,7 +3,7 @@
 
 const MAX_STEPS = 2000;
 const SVG = "http://www.w3.org/2000/svg";
-const jobs = new Map(); // job id -> {view, steps, decisions, winners, seen, parts}
+const jobs = new Map(); // job id -> {view, steps, keys, gain, decisions, hover, parts}
 const by_id = (id) => document.getElementById(id);
 
 function el(tag, options = {}, ...children) {
@@ -23,7 +23,7 @@ function svg(tag, attributes, text) {
 }
 
 const count = (n) => Math.round(n).toLocaleString("en");
-const percent = (n, digits = 1) => `${n.toFixed(digits)} %`;
+const percent = (n, digits = 1) => `${n.toFixed(digits)}\u00a0%`;
 
 function time(us) {
   if (us >= 1e6) return `${(us / 1e6).toFixed(2)} s`;
@@ -35,13 +35,7 @@ function ago(s) {
   return s < 7200 ? `${(s / 60).toFixed(0)} min` : `${(s / 3600).toFixed(1)} h`;
 }
 
-function bytes(n) {
-  for (const unit of ["B", "kB", "MB"]) {
-    if (n < 1000) return `${n.toFixed(unit === "B" ? 0 : 1)} ${unit}`;
-    n /= 1000;
-  }
-  return `${n.toFixed(1)} GB`;
-}
+const signed = (n, digits = 1) => `${n < 0 ? "−" : ""}${Math.abs(n).toFixed(digits)}`;
 
 function median(values) {
   const sorted = values.slice().sort((a, b) => a - b);
@@ -52,9 +46,10 @@ function median(values) {
 
 function take(snapshot, is_whole) {
   const problem = snapshot.problem || "";
+  taken_at = new Date();
   chip(by_id("link"), problem ? "no daemon" : "live", problem ? "bad" : "good");
   by_id("daemon").textContent = problem ? "" : [
-    snapshot.daemon, `up ${ago(snapshot.uptime_s || 0)}`, bytes(snapshot.resident_bytes || 0),
+    snapshot.daemon, `up ${ago(snapshot.uptime_s || 0)}`, `${((snapshot.resident_bytes || 0) / 1e6).toFixed(0)} MB`,
     ...(snapshot.n_errors ? [`${count(snapshot.n_errors)} failures of its own`] : []),
     ...(snapshot.n_refused ? [`${count(snapshot.n_refused)} bad messages and records refused`] : []),
     snapshot.options || "", `store ${snapshot.store_path}`,
@@ -65,10 +60,15 @@ function take(snapshot, is_whole) {
   const there = new Set(views.map((view) => view.job_id));
   forget((id) => !there.has(id));
   for (const view of views) show(view, snapshot);
-  const empty = by_id("empty");
-  empty.hidden = views.length > 0;
-  empty.textContent = problem || "no job is connected";
+  trouble(problem ? "No answer from the daemon" : "", problem);
+  by_id("empty").hidden = problem || views.length > 0;
+  by_id("next").replaceChildren(...(snapshot.next_steps || []).map(([command, purpose]) =>
+    el("li", {}, el("code", { text: command }), ` ${purpose}`)));
   document.title = views.length ? `${time(views[0].step_us)} · zerotune` : "zerotune";
+}
+
+function trouble(what, why) {
+  by_id("trouble").replaceChildren(...(what ? [el("strong", { text: what }), el("span", { text: why })] : []));
 }
 
 function forget(is_gone) {
@@ -82,7 +82,7 @@ function forget(is_gone) {
 function show(view, snapshot) {
   let job = jobs.get(view.job_id);
   if (!job) {
-    job = { steps: [], decisions: null, winners: null, hover: null, parts: parts() };
+    job = { steps: [], decisions: null, hover: null, parts: parts() };
     jobs.set(view.job_id, job);
     by_id("jobs").append(job.parts.root);
     hovering(job);
@@ -95,7 +95,7 @@ function show(view, snapshot) {
   cards(job, snapshot);
   chart(job);
   lateness(job);
-  if (view.winners) winners(job, view.winners);
+  if (view.keys) keys(job, view.keys);
   if (view.decisions) decisions(job, view.decisions);
 }
 
@@ -106,16 +106,18 @@ function parts() {
     root: el("section", { class: "job" }), head: el("div", { class: "head" }),
     notices: el("ul", { class: "notices" }), cards: el("div", { class: "cards" }),
     chart: el("div", { class: "chart" }), legend: el("div", { class: "legend" }), late: el("div"),
-    winners: el("div", { class: "scroll" }, el("p", { class: "muted", text: "nothing is decided yet" })),
+    keys: el("ul", { class: "rows scroll" }, el("li", { class: "muted", text: "nothing was measured yet" })),
+    trials: el("ul", { class: "rows" }, el("li", { class: "muted", text: "not known yet" })),
     decisions: el("div", { class: "scroll" }, el("p", { class: "muted", text: "none yet" })),
     no_steps: el("p", { class: "muted", text: "no step has ended yet" }),
   };
-  const panel = (title, wide, ...children) =>
-    el("div", { class: wide ? "panel wide" : "panel" }, el("h3", { text: title }), ...children);
+  const panel = (title, kind, ...children) =>
+    el("div", { class: `panel ${kind}` }, el("h3", { text: title }), ...children);
   made.panels = el("div", { class: "panels" },
-    panel("Steps", true, made.no_steps, made.chart, made.legend),
-    panel("Settings in force by message size", true, made.winners),
-    panel("Decisions", false, made.decisions), panel("Who is late", false, made.late));
+    panel("Steps", "wide", made.no_steps, made.chart, made.legend),
+    panel("Keys by share of a step", "", made.keys),
+    el("div", { class: "stack" }, panel("Being tried now", "", made.trials), panel("Who is late", "", made.late)),
+    panel("Decisions", "wide", made.decisions));
   made.root.append(made.head, made.notices, made.cards, made.panels);
   return made;
 }
@@ -134,7 +136,11 @@ function head(job) {
   const { view, parts: at } = job;
   const health = el("span");
   chip(health, view.health, view.is_well ? "good" : "bad");
-  const facts = `${view.n_ranks_seen} of ${view.n_ranks} ranks · ${view.workload} · fabric ${view.fabric_id}`;
+  const facts = [
+    `${view.n_ranks_seen} of ${view.n_ranks} ranks`, view.workload, `fabric ${view.fabric_id}`,
+    `step ${count(view.step)}`, `epoch ${count(view.epoch)}`, `${count(view.observations_per_s)} observations/s`,
+    ...(view.n_dropped ? [`${count(view.n_dropped)} dropped`] : []),
+  ].join(" · ");
   at.head.replaceChildren(el("h2", { text: view.title }), health, el("p", { class: "muted name", text: facts }));
   notices(at.notices, view.notices || []);
 }
@@ -151,23 +157,31 @@ function meter(...shares) {
   }));
 }
 
+function gain(found) {
+  if (!found) return card("Saved per step", "not known yet", "no key has been measured");
+  if (found.saved_percent === null) {
+    return card("Saved per step", found.kind === "no_plan" ? "nothing yet" : "not known yet", found.why);
+  }
+  const interval = `95 %: ${signed(found.low_percent)} to ${signed(found.high_percent)}\u00a0%`;
+  if (found.kind === "within_noise") return card("Saved per step", "nothing beyond noise", interval);
+  return card(found.saved_us > 0 ? "Saved per step" : "Lost per step", percent(Math.abs(found.saved_percent)),
+    `${interval}; ${time(Math.abs(found.saved_us))} against NCCL's own choice`);
+}
+
 function cards(job, snapshot) {
-  const { view, steps } = job;
-  const first = steps.filter((one) => one[3] === 0).slice(1).map((one) => one[1]);
-  const change = view.epoch && first.length >= 8 && view.step_us ? 100 * (view.step_us / median(first) - 1) : null;
-  const against = change === null ? "median of the latest" : `${change > 0 ? "+" : "−"}${percent(Math.abs(change))} against the steps before the first plan`;
+  const { view } = job;
   const known = view.exposed_us !== null && view.exposed_us !== undefined;
   const share = known && view.step_us ? view.exposed_us / view.step_us : 0;
-  const budget = snapshot.budget_percent;
+  const budget = snapshot.budget_percent, spent = view.spent_percent;
+  job.gain = view.gain || job.gain;
   job.parts.cards.replaceChildren(
-    card("Step time", view.step_us ? time(view.step_us) : "–", against),
+    gain(job.gain),
+    card("Step time", view.step_us ? time(view.step_us) : "–", "median of the latest"),
     card("Exposed communication", known ? time(view.exposed_us) : view.exposure,
       known ? `${percent(100 * share)} of a step` : "of communication; its time is not measured", ...(known ? [meter([share, "exposed"])] : [])),
-    card("Exploring cost", percent(view.spent_percent, 2),
-      budget ? `of step time; the budget is ${budget} %` : "of step time", ...(budget ? [meter([view.spent_percent / budget, ""])] : [])),
-    card("Plan", `epoch ${count(view.epoch)}`, view.epoch ? `in force at step ${count(view.step)}` : `NCCL's own choice, step ${count(view.step)}`),
-    card("Observations", `${count(view.observations_per_s)} /s`,
-      `${count(view.n_dropped)} dropped, ${count(view.n_explored)} calls on trial`));
+    budget ? card("Budget for trials", `${percent(Math.max(0, budget - spent), 2)} left`,
+      `of step time; ${percent(spent, 2)} of ${budget}\u00a0% is spent`, meter([spent / budget, ""]))
+      : card("Spent on trials", percent(spent, 2), "of step time; no budget is known"));
 }
 
 // -- the chart of steps ---------------------------------------------------------------------
@@ -226,7 +240,7 @@ function chart(job) {
   at.legend.replaceChildren(
     el("span", {}, el("i"), "step time, thin: every step"),
     ...(has_exposed ? [el("span", {}, el("i", { class: "exposed" }), "exposed communication")] : []),
-    el("span", {}, el("i", { class: "plan" }), "another plan"));
+    el("span", {}, el("i", { class: "plan" }), "another plan, or NCCL's own to compare with"));
   at.chart.replaceChildren(picture);
   cross(job, picture, width, height);
 }
@@ -253,26 +267,23 @@ function cross(job, picture, width, height) {
   tip.style.left = `${Math.max(0, Math.min(wanted, width - tip.offsetWidth))}px`;
 }
 
-// -- winners, decisions, lateness -----------------------------------------------------------
+// -- keys, decisions, lateness --------------------------------------------------------------
 
-function winners(job, table) {
-  const [rows, columns, cells] = table;
-  const changes = cells.flat().filter((one) => one && one[1] !== null).map((one) => -one[1]);
-  const top = Math.max(5, ...changes);
-  const body = rows.map((label, row) => el("tr", {}, el("th", { text: label }), ...cells[row].map((one) => {
-    if (!one) return el("td");
-    const [setting, change, is_measured] = one;
-    const differs = change !== null && Math.abs(change) >= 0.5;
-    const cell = el("td", { text: setting, class: !is_measured && differs ? "guess" : "",
-      title: is_measured || !differs ? "" : "predicted, not measured" });
-    if (differs) cell.append(el("b", { text: `${change > 0 ? "+" : "−"}${Math.abs(change).toFixed(0)} %` }));
-    const share = Math.round(10 + 55 * Math.min(1, Math.max(0, -(change || 0) / top)));
-    cell.style.background = `color-mix(in srgb, var(${change > 0.5 ? "--exposed" : "--line"}) ${share}%, transparent)`;
-    return cell;
-  })));
-  job.parts.winners.replaceChildren(el("table", {},
-    el("thead", {}, el("tr", {}, el("th"), ...columns.map((label) => el("th", { text: label })))),
-    el("tbody", {}, ...body)));
+function keys(job, list) {
+  const items = list.map((one) => {
+    const share = one.step_percent, saved = one.saved_percent || 0;
+    const effect = Math.abs(saved) < 0.05 ? "" : `${saved > 0 ? "saves" : "costs"} ${percent(Math.abs(saved))} of a step`;
+    return el("li", {},
+      el("span", { class: "pair" }, el("span", { text: one.where }), el("b", { text: share === null ? "–" : percent(share) })),
+      meter([(share || 0) / 100, ""]),
+      el("span", { class: "pair" }, el("span", { class: "muted", text: one.setting }),
+        el("span", { class: saved > 0 ? "good" : "loss", text: effect })));
+  });
+  job.parts.keys.replaceChildren(...items);
+  const tried = list.filter((one) => one.on_trial).map((one) => el("li", {},
+    el("strong", { text: one.on_trial }), ` in place of ${one.setting}${one.is_trial_to_come ? ", from the next plan on" : ""}`,
+    el("div", { class: "muted", text: one.where })));
+  job.parts.trials.replaceChildren(...(tried.length ? tried : [el("li", { class: "muted", text: "No key has a setting on trial." })]));
 }
 
 function decisions(job, list) {
@@ -300,13 +311,14 @@ function lateness(job) {
   const items = list.map((one) => el("li", { class: "name" },
     `${one.who}: ${time(one.late_us)} late in ${percent(100 * one.share, 0)} of steps`, meter([one.late_us / most, "exposed"])));
   const nobody = whole && !list.length ? [el("li", { class: "muted", text: "Nobody is persistently late." })] : [];
-  at.late.replaceChildren(el("ul", { class: "late" }, el("li", {}, waiting), ...items, ...nobody));
+  at.late.replaceChildren(el("ul", { class: "rows" }, el("li", {}, waiting), ...items, ...nobody));
 }
 
 // -- the line -------------------------------------------------------------------------------
 
 // The address that is printed has a token behind its #. It is kept for this tab and this port alone.
 const KEPT = "zerotune-token", AGAIN_MS = 2000;
+let taken_at = null; // when the newest snapshot came
 if (location.hash.length > 1) {
   sessionStorage.setItem(KEPT, location.hash.slice(1));
   history.replaceState(null, "", location.pathname);
@@ -314,12 +326,12 @@ if (location.hash.length > 1) {
 
 async function listen() { // until the line breaks
   const answer = await fetch("events", { headers: { authorization: `Bearer ${sessionStorage.getItem(KEPT)}` } });
-  if (!answer.ok) throw new Error(await answer.text());
+  if (!answer.ok) throw new Error((await answer.text()).trim());
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let unread = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) throw new Error("disconnected");
+    if (done) throw new TypeError("disconnected");
     const events = (unread + value).split("\n\n");
     unread = events.pop();
     for (const event of events) {
@@ -329,9 +341,16 @@ async function listen() { // until the line breaks
   }
 }
 
+function cut(error) {
+  const since = taken_at ? ` What is below was so at ${taken_at.toLocaleTimeString()}.` : "";
+  const why = error instanceof TypeError ? "It has ended, or the line to it is cut; this page asks on." : `${error.message}.`;
+  chip(by_id("link"), "disconnected", "bad");
+  trouble("`zerotune status --web` does not answer", why + since);
+}
+
 async function listen_on() {
   for (;;) {
-    await listen().catch((error) => chip(by_id("link"), error instanceof TypeError ? "disconnected" : error.message, "bad"));
+    await listen().catch(cut);
     await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
   }
 }

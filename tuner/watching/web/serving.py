@@ -1,4 +1,4 @@
-"""The dashboard's application and its server."""
+"""The status page's application and its server."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def bound(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family)
     except OSError as error:
         raise UserError(
-            f"the dashboard cannot be served at {host}:{port}: {error.strerror}", "choose another --listen HOST:PORT"
+            f"the status page cannot be served at {host}:{port}: {error.strerror}", "choose another --listen HOST:PORT"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The dashboard's process beside a real daemon, over real HTTP: who is let in, what is told, and what it costs."""
+"""The status page's process beside a real daemon, over real HTTP: who is let in, what is told, and what it costs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import zmq
-from watched_daemon import HOSTILE, N_RANKS, WAIT_S, Browser, Job, daemon, dashboard, wait_for
+from watched_daemon import HOSTILE, N_RANKS, WAIT_S, Browser, Job, daemon, status_page, wait_for
 
 pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
@@ -22,7 +22,7 @@ patience = pytest.importorskip("zerotune.tuner.watching.web.patience")
 
 @pytest.fixture(scope="module")
 def world(short_folder) -> Iterator[SimpleNamespace]:
-    with daemon(short_folder) as (process, endpoint), zmq.Context() as context, dashboard(endpoint) as url:
+    with daemon(short_folder) as (process, endpoint), zmq.Context() as context, status_page(endpoint) as url:
         job = Job(context, endpoint)
         browser = Browser(url)
         wait_for(lambda: browser.snapshot().get("jobs"))
@@ -47,7 +47,7 @@ def test_the_page_itself_tells_nothing_and_hands_out_no_cookie(world):
 
 
 def test_signals_for_the_training_of_a_batch_job_leave_it_alone(world):
-    with dashboard(world.endpoint) as url:
+    with status_page(world.endpoint) as url:
         alive = (one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE)
         (process,) = (one for one in alive if one.cmdline()[-1] == "127.0.0.1:0" and
                       Browser(url).port in {each.laddr.port for each in one.net_connections("inet")})  # fmt: skip
