@@ -46,7 +46,7 @@ def _check_target(store: Path, target: Path, may_overwrite: bool) -> None:
         if target.samefile(store):
             raise StoreError(f"{target} is the store itself", _ANOTHER)
         if not may_overwrite:
-            raise StoreError(f"{target} exists already", f"{_ANOTHER}, or add --overwrite")
+            raise StoreError(f"{target} exists already", f"{_ANOTHER}, or add --force")
     whole = target.resolve()
     for suffix in ("-wal", "-journal"):  # SQLite would take it for the copy's own, and undo or redo what is not in it
         if whole.with_name(whole.name + suffix).exists():

@@ -30,7 +30,7 @@ def plugin(machine: Machine) -> Finding:
         return ok("plugin", "not built yet: the first launch builds it")
     loaded = probe(str(path), _LAYOUT)
     if loaded.error or not loaded.symbols:
-        why = loaded.error or "it is no plugin of ours"
+        why = loaded.error or "it is not zerotune's plugin"
         return problem("plugin", f"{path} cannot be loaded: {why}", "remove it: the next launch builds it anew")
     return ok("plugin", str(path))
 

@@ -64,7 +64,7 @@ def daemon(machine: Machine) -> Finding:
     if reply is None:
         if (holder := holder_of(where)) is not None:
             return of_error("daemon", no_answer(where, holder))
-        return warning("daemon", f"none at {where}", "start `zerotune daemon`, or launch with --daemon")
+        return ok("daemon", f"none at {where}: `zerotune launch` starts one")
     found = f"pid {reply.daemon_pid} at {where}, {counted(len(reply.jobs), 'job')}"
     if reply.health != "ok":
         return warning("daemon", f"{found}: {reply.health}", "`zerotune status` says why")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ...store.counted import counted
 from .findings import Finding, Status
 
 STYLES: Final = {Status.ok: "green", Status.warning: "yellow", Status.problem: "bold red"}
@@ -24,4 +25,4 @@ def render(findings: Sequence[Finding], console: Console) -> None:
     n_problems, n_warnings = (
         sum(one.status is which for one in findings) for which in (Status.problem, Status.warning)
     )
-    console.print(f"\n{n_problems} that stop tuning, {n_warnings} to know of")
+    console.print(f"\n{counted(n_problems, 'problem')}, {counted(n_warnings, 'warning')}")

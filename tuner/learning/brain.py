@@ -70,7 +70,7 @@ class BrainSettings(msgspec.Struct, frozen=True):
     control_share: float = 0.0
     """Share of step time that control windows may lose; 0: there are none."""
     tune_steps: int = 0
-    """After so many steps nothing is tried or compared any more; 0: never."""
+    """After so many steps nothing is tried any more, nor compared unless `compare_steps` asks for it; 0: never."""
     compare_steps: int = 0
     """So many of the first steps that are compared with NCCL's own choice are not rationed."""
 
@@ -235,7 +235,8 @@ class Brain(Inspection):
         if self.settings.explore and not is_frozen:
             self._step_feedback.consider_variants(self._step)
         forced, variant = self._step_feedback.forced(), self._step_feedback.variants.running
-        is_control = not (is_urgent or is_frozen) and self._begins_control()
+        compares = self.settings.compare_steps or not is_frozen
+        is_control = bool(compares) and not is_urgent and self._begins_control()
         if is_control:
             wanted = self._policy.usual()
         else:

@@ -230,8 +230,8 @@ def launch(
         elif started is not None:
             print(
                 f"zerotune: started daemon {started.pid}, store {store_file};"
-                f" `zerotune status{to_be_named(where)}` shows it, it leaves"
-                f" {IDLE_EXIT_S / 60:.0f} minutes after the last rank{'' if job is None else f' or with {job.name}'}",
+                f" `zerotune status{to_be_named(where)}` shows it, it exits"
+                f" {IDLE_EXIT_S / 60:.0f} minutes after the last job{'' if job is None else f' or with {job.name}'}",
                 file=sys.stderr,
             )
     if answer is not None:
