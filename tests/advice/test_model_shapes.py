@@ -119,6 +119,7 @@ def test_what_pythons_json_and_editors_write_is_read(before: str, more: dict[str
     assert read_config(path).n_parameters == pytest.approx(6.74e9, rel=0.01)
 
 
+@pytest.mark.slow
 def test_transformers_counts_what_our_reader_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the library: a class with a block that only it knows."""
     package = tmp_path / "transformers"

@@ -43,7 +43,7 @@ from .progress import Progress
 FABRIC = "few_sms_node"
 """NCCL's own choice loses there."""
 N_RANKS = 2
-N_STEPS = 500
+N_STEPS = 400
 LEAST_FREE_BYTES = 1 << 16
 """With less a disk is full: logs end in the middle then, and do not tell."""
 STALLS_AFTER_S = 300
@@ -98,7 +98,7 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
         f"[bold]Emulated fabric [cyan]{fabric}[/][/]: real training, real collectives, and a virtual clock in place "
         f"of a GPU cluster; settings are chosen by a model of {modelled}. These figures show the loop at "
         "work; they say nothing about a real network. "
-        "Two runs follow; with 500 steps each they take one to four minutes.",
+        f"Two runs follow; with {n_steps} steps each they take one to four minutes.",
         soft_wrap=True,
     )
     with ScratchFolder("zerotune-demo-") as runtime:

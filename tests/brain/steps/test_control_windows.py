@@ -113,6 +113,7 @@ def test_a_host_that_becomes_busy_is_no_loss(seed: int) -> None:
     assert np.median([one.duration_us for one in world.steps[-100:]]) > 1.8 * world.steps[10].duration_us
 
 
+@pytest.mark.slow
 def test_the_guard_withdraws_what_slows_steps_down_as_ever() -> None:
     n_slow = []
     for settings in (BrainSettings(), CONTROLLED):
