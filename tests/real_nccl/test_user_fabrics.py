@@ -85,7 +85,7 @@ def test_a_fabric_is_exact_and_does_not_need_the_dump_any_more(user, added, newe
     user.dump.unlink()
     assert (added["fabric"], added["nccl"]) == ("mine", ".".join(map(str, newest[0])))
     assert added["worst_relative_error"] < 1e-3
-    assert user.json("fabrics")["mine"]["ranks_per_node"] == RANKS
+    assert user.json("hardware")["fabrics"]["mine"]["ranks_per_node"] == RANKS
     user.dump.write_text(MACHINES["dgx_h100"].topology())
 
 
@@ -95,7 +95,7 @@ def test_a_rehearsal_decides_as_on_the_machine(user, added):
     command = (sys.executable, "-m", *torchrun, JOB)
     told = user.launch("--no-agent", "--fabric", "mine", "--", *command)
     ran = {tuple(call[:2]): call[2:] for call in json.loads(told)}
-    options = ("--ranks-per-node", RANKS, "--min-bytes", "1MiB", "--max-bytes", "1MiB")
+    options = ("--ranks-per-node", RANKS, "--sizes", "1MiB")
     chosen = user.json("predict", "dgx_h100", *options)["choices"]
     compared = [each for each in chosen if (each["collective"], each["message_bytes"]) in ran]
     assert {each["collective"] for each in compared} == {"all_gather", "all_reduce"}
@@ -108,16 +108,16 @@ def test_a_rehearsal_decides_as_on_the_machine(user, added):
 def test_several_nodes_and_removal(user, added):
     options = ("--topology", "t.xml", "--ranks-per-node", 1, "--nodes", 2, "--force")
     assert user.json("hardware", "add", "two", *options)["worst_relative_error"] < 1e-3
-    assert user.json("fabrics")["two"]["max_nodes"] == 2
+    assert user.json("hardware")["fabrics"]["two"]["max_nodes"] == 2
     assert user.json("hardware", "remove", "two") == {"removed": "two"}
-    assert "two" not in user.json("fabrics")
+    assert "two" not in user.json("hardware")["fabrics"]
     assert sorted(path.name for path in user.fabrics.iterdir()) == ["mine.toml", "mine.xml"]
 
 
 def test_a_file_that_its_user_spoilt_does_not_hide_the_others(user, added):
     (user.fabrics / "spoilt.toml").write_text("title = 1")
     try:
-        listed = user.json("fabrics")
+        listed = user.json("hardware")["fabrics"]
         assert "ranks_per_node" in listed["mine"]
         assert "title" in listed["spoilt"]
         assert "ranks_per_node" not in listed["spoilt"]
