@@ -177,6 +177,8 @@ def _command_problems(request: LaunchRequest) -> list[Finding]:
     if not request.command:
         return [Finding("no command to launch", "give it after `--`: zerotune launch -- torchrun train.py", True)]
     program = request.command[0]
+    if len(program.split()) > 1 and shutil.which(program.split()[0], path=request.environment.get("PATH")):
+        return [Finding(f"command {program!r} is one word", "leave the quotes out", True)]
     if program.endswith(".py") and not os.access(program, os.X_OK):
         script = shlex.quote(program)
         return [Finding(f"command {program!r} is a script", f"put its interpreter before it: `python {script}`", True)]

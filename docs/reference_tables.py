@@ -36,7 +36,8 @@ def _command(name: str, command: Any, heading: str) -> Iterator[str]:
     if heading != "##":
         yield f"{heading} `{name}`\n"
         # Examples stand in a command's help as "Words: zerotune ...".
-        yield re.sub(r"^([^\n`]*?): (zerotune .*)$", r"\1:\n\n```\n\2\n```", command.help or "", flags=re.MULTILINE)
+        text = (command.help or "").replace("\b\n", "")
+        yield re.sub(r"^([^\n`]*?): (zerotune .*)$", r"\1:\n\n```\n\2\n```", text, flags=re.MULTILINE)
         yield ""
         if rows := [_row(one) for one in command.params if "--help" not in one.opts]:
             yield "\n".join(["| argument or option | meaning |", "|---|---|", *rows, ""])

@@ -24,23 +24,23 @@ SOURCES = (".py", ".c", ".h", ".js", ".css", ".html", ".toml", ".sh")
 PRODUCT = ("agent", "tuner", "store", "zero_runtime", "zerotune")
 LONG_LINES = 400
 AIMS = {
-    "tuner_lines": 47_589,
-    "agent_lines": 22_663,
-    "agent_wheel_lines": 22_663,
+    "tuner_lines": 47_615,
+    "agent_lines": 22_665,
+    "agent_wheel_lines": 22_665,
     "store_lines": 6_066,
     "zero_runtime_lines": 4_500,
-    "tests_lines": 51_150,
+    "tests_lines": 51_147,
     "benchmarks_lines": 10_000,
     "constants": 1_069,
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 47_589,
-    "agent_lines": 22_663,
-    "agent_wheel_lines": 22_663,
+    "tuner_lines": 47_615,
+    "agent_lines": 22_665,
+    "agent_wheel_lines": 22_665,
     "store_lines": 6_066,
     "zero_runtime_lines": 4_432,
-    "tests_lines": 51_150,
+    "tests_lines": 51_147,
     "benchmarks_lines": 26_629,
     "constants": 1_069,
     "files_over_400_lines": 24,

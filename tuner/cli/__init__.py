@@ -175,6 +175,8 @@ def _explain_usage(error: Any) -> int:
     path = error.ctx.command_path if error.ctx is not None else "zerotune"
     problem = " ".join(error.format_message().split()).rstrip(".") + _value_of(error)
     problem = re.sub("unable to parse string as an? (integer|number), ", "", problem)  # pydantic says it twice
+    problem = problem.replace("Value error, ", "").replace("Input should be", "it must be")
+    problem = problem.replace(", unable to interpret input", "")
     kind = type(error).__name__
     if path.endswith(" launch") and "--" not in sys.argv and kind == "NoSuchOption":
         return _failed(f"{problem}; put `--` before the training command, or see `{path} --help`", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Annotated, Any, Final
@@ -88,8 +89,9 @@ def command_line() -> Any:
 
 
 def _name_values(commands: Iterable[Any]) -> None:
-    """Let help name values by a word, where typer names a type of Python's."""
+    """Let help name values by a word, where typer names a type of Python's, and leave examples in one piece."""
     for command in commands:
+        command.help = re.sub(r"\n\n(?=[^\n]*: zerotune )", "\n\n\b\n", command.help or "")
         for one in command.params:
             kind = one.bare_type().removeprefix("list[").rstrip("]")
             if one.param_type_name == "argument":

@@ -53,6 +53,11 @@ COMMANDS: Final[dict[str, tuple[str, ...] | Callable[[Words], Words]]] = {
     "table": ("predict",),
     "fabrics": ("hardware",),
     "stage": _stage,
+    # Never names of commands, and tried.
+    "stop": ("daemon", "stop"),
+    "version": ("--version",),
+    "watch": ("status", "--watch"),
+    "web": ("status", "--web"),
 }
 """What a first word became."""
 OPTIONS: Final = {

@@ -60,7 +60,8 @@ def start_in_background(
         _end(error.process)
         raise
     if process is None:
-        raise UserError(f"a daemon (pid {answer.daemon_pid}) answers at {endpoint} already", "stop it")
+        problem = f"a daemon (pid {answer.daemon_pid}) answers at {endpoint} already"
+        raise UserError(problem, "end it with `zerotune daemon stop`")
     return process
 
 

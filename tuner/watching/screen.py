@@ -8,6 +8,7 @@ from typing import Final
 
 from rich.text import Text
 
+from ...store.counted import size_text
 from ...store.records import DecisionKind
 from ..offline.jobs.listing import Gain, GainKind
 from .snapshot import JobView, KeyLine, Snapshot
@@ -61,7 +62,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 def _head(snapshot: Snapshot) -> Text:
     line = Text("zerotune status --watch", "bold")
     if not snapshot.problem:
-        memory = f"{snapshot.resident_bytes / 1e6:.0f} MB"
+        memory = size_text(snapshot.resident_bytes)
         line.append(f"  {snapshot.daemon}, up {_lasting(snapshot.uptime_s)}, {memory}", "not bold")
         if snapshot.n_errors or snapshot.n_refused:
             line.append(f", {snapshot.n_errors:,} failures, {snapshot.n_refused:,} refused", "red")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ....store.errors import UserError
 from .. import completion
 from ..offline.import_ import FormatName
 from ..options import AsJson, JobOfStore, StorePath, console, print_json
@@ -51,6 +52,13 @@ def explain(
 
     What kind of training: zerotune explain --trace traces/
     """
+    of_a_trace = {"--format": format_name, "--rank": rank}
+    of_a_store = {"--collective": collective, "--phase": phase, "--message-bytes": message_bytes}
+    of_a_store |= {"--next": next_ or None, "--all": every or None}
+    for option, value in (of_a_store if trace is not None else of_a_trace).items():
+        if value is not None:
+            other = "with --trace" if trace is not None else "without --trace"
+            raise UserError(f"{option} is useless {other}", "leave it out")
     if trace is not None:
         from .. import stage_shown
 

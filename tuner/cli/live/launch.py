@@ -113,7 +113,9 @@ def launch(
     quiet: Annotated[
         bool, typer.Option("--quiet", help="End the job without the line that says what was tuned, or why nothing was.")
     ] = False,
-    agent: Annotated[bool, typer.Option(help="--no-agent runs the emulated fabric untuned.")] = True,
+    agent: Annotated[
+        bool, typer.Option(help="--no-agent leaves the agent out: nothing is tuned.", envvar="ZEROTUNE_AGENT")
+    ] = True,
 ) -> None:
     """Run an unmodified training command with its collectives tuned.
 
@@ -152,7 +154,7 @@ def launch(
             raise
         silent = error  # without a home
     given = {
-        "--no-agent": not agent,
+        "--no-agent": not agent and os.environ.get("ZEROTUNE_AGENT", "1") != "0",
         "--plan": plan is not None,
         "--log-trace": log_trace is not None,
         "--numerics": numerics is NumericsChoice.exact and os.environ.get("ZEROTUNE_NUMERICS") != numerics.value,
@@ -242,7 +244,7 @@ def launch(
         if unused:
             print(
                 f"zerotune: {' '.join(unused)} is not used: the daemon that answers at {where} (pid"
-                f" {answer.daemon_pid}) has its own; end it to have one started with these",
+                f" {answer.daemon_pid}) has its own; `zerotune daemon stop` ends it",
                 file=sys.stderr,
             )
     sys.stdout.flush()

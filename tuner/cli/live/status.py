@@ -54,6 +54,11 @@ def status(
     from ...client.holders import holder_of
     from ...client.status import fetch_status, no_answer
 
+    default_listen = listen == LISTEN and token and not host_name
+    if not web and not default_listen:
+        raise UserError("--listen, --no-token and --host-name are useless without --web", "add --web")
+    if once and not watch:
+        raise UserError("--once is useless without --watch", "add --watch, or leave it out")
     if watch and web:
         raise UserError("--watch is for the terminal, --web for a browser", "give one of them")
     if web:

@@ -23,13 +23,13 @@ def stop(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJso
     import psutil
 
     from ...client.holders import holder_of
-    from ...client.status import fetch_status, no_answer
+    from ...client.status import fetch_status
 
     where = endpoint_or_default(endpoint)
     holder = holder_of(where)
     reply = fetch_status(where, timeout_s=2.0, curve_dir=curve_keys)
     if holder is None and reply is None:
-        raise no_answer(where, holder)
+        raise UserError(f"no daemon answers at {where}", "there is nothing to stop")
     pid = holder.pid if holder is not None else reply.daemon_pid if reply is not None else 0
     try:
         process = psutil.Process(pid)

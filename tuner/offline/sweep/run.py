@@ -102,10 +102,10 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
     if request.min_bytes > request.max_bytes:
         problem = f"sizes {request.min_bytes:,} to {request.max_bytes:,} are no range"
         raise UserError(problem, "give a smaller --min-bytes or a larger --max-bytes")
-    for name, value, example in (("precision", request.precision, 0.03), ("budget", request.budget, 0.15)):
+    shares = (("--half-width", request.precision, 0.03), ("--samples-share", request.budget, 0.15))
+    for name, value, example in shares:
         if not 0 < value <= 1:
-            problem = f"a {name} of {value:g} is no share"
-            raise UserError(problem, f"use a --{name} above 0 and up to 1, such as {example}")
+            raise UserError(f"{name} {value:g} is no share", f"give a number above 0 and up to 1, such as {example}")
     if request.max_repeats < LOOK_REPEATS:
         raise UserError(f"{request.max_repeats} repeats measure nothing", f"use --max-repeats {LOOK_REPEATS} or more")
     if not 0 < request.timeout_s <= MAX_TIMEOUT_S:

@@ -49,7 +49,7 @@ function take(snapshot, is_whole) {
   taken_at = new Date();
   chip(by_id("link"), problem ? "no daemon" : "live", problem ? "bad" : "good");
   by_id("daemon").textContent = problem ? "" : [
-    snapshot.daemon, `up ${ago(snapshot.uptime_s || 0)}`, `${((snapshot.resident_bytes || 0) / 1e6).toFixed(0)} MB`,
+    snapshot.daemon, `up ${ago(snapshot.uptime_s || 0)}`, `${((snapshot.resident_bytes || 0) / 2 ** 20).toFixed(0)} MiB`,
     ...(snapshot.n_errors ? [`${count(snapshot.n_errors)} failures of its own`] : []),
     ...(snapshot.n_refused ? [`${count(snapshot.n_refused)} bad messages and records refused`] : []),
     snapshot.options || "", `store ${snapshot.store_path}`,

@@ -1,0 +1,5 @@
+"""`python -m zerotune`."""
+
+from .tuner.cli import main
+
+main()
