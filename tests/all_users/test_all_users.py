@@ -269,6 +269,7 @@ def test_a_user_is_told_why_their_daemon_cannot_run(tmp_path: Path) -> None:
     assert str(tmp_path / "none") in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_a_user_who_knocks_without_end_keeps_nobody_waiting(another_node: Node) -> None:
     another_node.start("--share", "private")
     another_node.knock(BOB)
@@ -276,7 +277,7 @@ def test_a_user_who_knocks_without_end_keeps_nobody_waiting(another_node: Node) 
         another_node.flood(MALLORY)
     time.sleep(1.0)
     for _ in range(3):  # a busy machine may be late once, but not for long
-        ends_at_s = time.monotonic() + 15.0
+        ends_at_s = time.monotonic() + 30.0
         while another_node.knock(BOB, BOB, 0.0)[0] != [f"ipc://{RUNTIME}/{BOB}/daemon.sock", ""]:
             assert time.monotonic() < ends_at_s
     assert another_node.stop() == 0, "the flood goes on"

@@ -42,6 +42,7 @@ def test_one_of_them_starts_it_and_all_train(endpoint: str, tmp_path: Path) -> N
     assert (tmp_path / "s.daemon.log").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_one_says_so_where_each_is_in_a_container_of_its_own(tmp_path: Path) -> None:
     """Which count their processes alike."""
     contained = ["unshare", "--pid", "--fork", "--mount-proc"]

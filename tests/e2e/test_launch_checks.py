@@ -55,6 +55,7 @@ def test_without_an_agent_they_stay_the_users_for_good(world):
     assert done.stdout.split() == ["/opt/other.so", "None", "inspector", "None"], done.stderr
 
 
+@pytest.mark.slow
 def test_another_tuner_that_a_rank_is_given_after_launch_counts(world):
     late = f"{IMPORT}; os.environ['NCCL_TUNER_PLUGIN'] = 'late'; {GROUP}; {SHOW}; raise SystemExit(3)"
     done = launch(world, sys.executable, "-c", late, MASTER_PORT=str(free_port()), **ONE_RANK)

@@ -104,6 +104,7 @@ def test_others_names_get_no_honest_one_set_aside(tmp_path: Path) -> None:
     assert keys == {signer_of(name).public_hex: name for name in HONEST}
 
 
+@pytest.mark.slow
 def test_who_is_not_listed_makes_no_book_longer_and_says_nothing_of_fabrics(tmp_path: Path) -> None:
     fabrics = [Fabric("fabric", {**FACTS, "gpu": "none"}), *(Fabric(f"junk{at}", FACTS) for at in range(3))]
     listed = {signer_of(name).public_hex: name for name in HONEST}
