@@ -55,7 +55,7 @@ Compare = Annotated[
     int | None,
     typer.Option(
         "--compare",
-        help="Compare this many steps with NCCL's own choice, in blocks at random times; `jobs` prints the result.",
+        help="Compare up to this many steps with NCCL's own choice, in blocks at random times; see `jobs`.",
         metavar="STEPS",
         min=40,
     ),
