@@ -60,7 +60,7 @@ def explain(
             other = "with --trace" if trace is not None else "without --trace"
             raise UserError(f"{option} is useless {other}", "leave it out")
     if trace is not None:
-        from .. import stage_shown
+        from . import stage_shown
 
         stage_shown.show(trace, store_path(None), rank, job, format_name, as_json=as_json)
         return

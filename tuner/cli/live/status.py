@@ -62,12 +62,12 @@ def status(
     if watch and web:
         raise UserError("--watch is for the terminal, --web for a browser", "give one of them")
     if web:
-        from ..watched_page import serve_page
+        from .watched_page import serve_page
 
         serve_page(endpoint_or_default(endpoint), curve_keys, listen, token, host_name or ())
         return
     if watch:
-        from ..watched_terminal import show
+        from .watched_terminal import show
 
         show(endpoint_or_default(endpoint), curve_keys, interval, once=once, as_json=as_json)
         return

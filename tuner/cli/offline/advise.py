@@ -121,7 +121,7 @@ def advise(
     Only memory and communication: zerotune advise 7.5B --memory --ranks 64
     """
     if memory:
-        from ..memory_shown import show, show_overlaps
+        from .memory_shown import show, show_overlaps
 
         if overlap:
             if model is not None:

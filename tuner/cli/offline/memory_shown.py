@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .options import console, print_json
+from ..options import console, print_json
 
 
 def show_overlaps(fabric: str | None, layer: str, tokens: int, group: int, *, as_json: bool) -> None:
@@ -13,7 +13,7 @@ def show_overlaps(fabric: str | None, layer: str, tokens: int, group: int, *, as
         tokens: per rank and step.
         group: ranks per group of hybrid sharding.
     """
-    from ..offline import memory_report, overlap_report
+    from ...offline import memory_report, overlap_report
 
     found = overlap_report.overlaps(fabric or "h100_ib_16", memory_report.parse_parameters(layer), tokens, group)
     print_json(found) if as_json else overlap_report.render(found, console())
@@ -21,7 +21,7 @@ def show_overlaps(fabric: str | None, layer: str, tokens: int, group: int, *, as
 
 def show(model: str | None, ranks: int, precision: str, optimizer: str, *, as_json: bool) -> None:
     """Print what each ZeRO stage needs of a model that `ranks` share; of none, the ZeRO paper's tables."""
-    from ..offline import memory_report
+    from ...offline import memory_report
 
     if model is None:
         print_json(memory_report.paper_tables()) if as_json else memory_report.render_paper_tables(console())

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...store.errors import UserError
-from .options import console, print_json, progress_console
+from ....store.errors import UserError
+from ..options import console, print_json, progress_console
 
 if TYPE_CHECKING:
-    from ..fingerprint.labels import Shown
-    from ..offline.stage_command import Recognition
+    from ...fingerprint.labels import Shown
+    from ...offline.stage_command import Recognition
 
 
 def show(
@@ -22,9 +22,9 @@ def show(
     Raises:
         UserError: a trace is not there, or cannot be read.
     """
-    from ..client.status import in_words
-    from ..offline import stage_command
-    from ..offline.jobs.finding import id_of
+    from ...client.status import in_words
+    from ...offline import stage_command
+    from ...offline.jobs.finding import id_of
 
     for trace in traces:
         if not trace.exists():

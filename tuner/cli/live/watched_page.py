@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...store.errors import UserError
+from ....store.errors import UserError
 
 
 def serve_page(endpoint: str, curve_keys: Path | None, listen: str, token: bool, host_names: Sequence[str]) -> None:
@@ -28,9 +28,9 @@ def serve_page(endpoint: str, curve_keys: Path | None, listen: str, token: bool,
             f"the status page needs {error.name}, which is not installed",
             "pip install 'zerotune[dashboard]', or '.[dashboard]' where its sources are",
         ) from None
-    from ..watching.watcher import Watcher
-    from ..watching.web.access import is_loopback, new_token
-    from ..watching.web.serving import bound, serve
+    from ...watching.watcher import Watcher
+    from ...watching.web.access import is_loopback, new_token
+    from ...watching.web.serving import bound, serve
 
     if not token and not is_loopback(host):
         raise UserError(

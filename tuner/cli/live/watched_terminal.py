@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ...store.errors import UserError
-from .options import console, print_json, sigterm_like_ctrl_c
+from ....store.errors import UserError
+from ..options import console, print_json, sigterm_like_ctrl_c
 
 
 def show(endpoint: str, curve_keys: Path | None, interval_s: float, *, once: bool, as_json: bool) -> None:
@@ -17,7 +17,7 @@ def show(endpoint: str, curve_keys: Path | None, interval_s: float, *, once: boo
     Raises:
         UserError: they are shown once, and no daemon answers.
     """
-    from ..watching.watcher import Watcher
+    from ...watching.watcher import Watcher
 
     with contextlib.closing(Watcher(endpoint, curve_keys)) as watcher:
         if as_json or once or not sys.stdout.isatty():
@@ -27,7 +27,7 @@ def show(endpoint: str, curve_keys: Path | None, interval_s: float, *, once: boo
 
 
 def _print(watcher: Any, *, as_json: bool) -> None:
-    from ..watching.screen import screen
+    from ...watching.screen import screen
 
     snapshot = watcher.look()
     if snapshot.problem:
@@ -44,8 +44,8 @@ def _show(watcher: Any, interval_s: float) -> None:
     from rich.console import Group
     from rich.live import Live
 
-    from ..watching.keyboard import pressed
-    from ..watching.screen import screen
+    from ...watching.keyboard import pressed
+    from ...watching.screen import screen
 
     out = console()
     with (
