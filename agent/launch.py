@@ -66,6 +66,9 @@ class LaunchRequest:
     is_exact: bool = False
     """Only what cannot change a bit of the results is tuned."""
     job_options: JobOptions = NOTHING_TOLD
+    workload: str = ""
+    """What starts of the same training have in common; empty: the environment is not tuned."""
+    proposed_environment: str = ""
     marks_dir: Path | None = None
     """Where processes of the job leave marks of how far they came."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -149,6 +152,8 @@ def environment(request: LaunchRequest) -> dict[str, str]:
         settings.ENV_SUMMARY: request.summary_path and request.summary_path.absolute(),
         settings.ENV_PLAN: request.plan_path and request.plan_path.absolute(),
         settings.ENV_NUMERICS: settings.EXACT if request.is_exact else None,
+        settings.ENV_WORKLOAD: request.workload or None,
+        settings.ENV_PROPOSED: request.proposed_environment or None,
         settings.ENV_SHADOW: "1" if request.job_options.shadow else None,
         settings.ENV_TUNE_FOR: request.job_options.tune_steps or None,
         settings.ENV_COMPARE: request.job_options.compare_steps or None,

@@ -215,6 +215,15 @@ class Bell(msgspec.Struct, frozen=True, tag="bell"):
     number: Ordinal
 
 
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Rank 0 says before any communicator is made which variables all ranks will run with; see `JobRecord`."""
+
+    job_id: Id
+    name: Name
+    workload: Name
+    environment: Fact
+
+
 class StatusRequest(msgspec.Struct, frozen=True, tag="status_request"):
     """Asked by `zerotune status`."""
 
@@ -402,7 +411,7 @@ class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     text: Text
 
 
-AgentMessage = Hello | Observations | Steps | CostTables | Adopted | Goodbye | Forwarded | Bell | StatusRequest
+AgentMessage = Hello | Observations | Steps | CostTables | Adopted | Goodbye | Forwarded | Bell | Start | StatusRequest
 DaemonMessage = Welcome | PlanOffer | Observe | Bell | StatusReply | ErrorReply
 
 _encoder = msgspec.msgpack.Encoder()

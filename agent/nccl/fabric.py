@@ -74,7 +74,10 @@ class Fabric:
             for collective in cell.collectives
             for span in cell.spans
         }
-        content = msgspec.json.encode([file, sorted(recorded.items()), *([node.topology] if node else [])])
+        self._environment = file.environment
+        # What a variable would do has no part in what the fabric is without it.
+        facts = {name: getattr(file, name) for name in file.__struct_fields__ if name != "environment"}
+        content = msgspec.json.encode([facts, sorted(recorded.items()), *([node.topology] if node else [])])
         self._digest = hashlib.blake2b(content, digest_size=6).hexdigest()
         self._topologies: dict[CommunicatorClass, Topology] = {}
 
@@ -82,6 +85,25 @@ class Fabric:
     def fabric_id(self) -> str:
         """Identifies the fabric with its contents: a changed file is another fabric."""
         return f"emulated-{self.name}-{self._digest}"
+
+    def id_under(self, environment: Mapping[str, str]) -> str:
+        """`fabric_id`, with those of NCCL's variables that change what collectives take here."""
+        changed = [f"{one.name}={one.value}" for one in self._environment if environment.get(one.name) == one.value]
+        return "+".join([self.fabric_id, *changed])
+
+    def us_factor(self, communicator: CommunicatorClass, environment: Mapping[str, str]) -> float:
+        """How much longer calls take under these variables.
+
+        Raises:
+            FabricError: no communicator can be made with one of them.
+        """
+        factor = 1.0
+        for one in self._environment:
+            if environment.get(one.name) == one.value and _span(communicator.n_nodes) in one.spans:
+                if one.fails:
+                    raise FabricError(f"{one.name}={one.value} does not work on {self.name}", "unset it")
+                factor *= one.us_factor
+        return factor
 
     @property
     def max_ranks(self) -> int:

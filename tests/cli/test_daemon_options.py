@@ -9,8 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
-from zerotune.store.job_options import NOTHING_TOLD
+from zerotune.store.job_options import NOTHING_TOLD, JobOptions
 from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import DaemonOptions
 from zerotune.tuner import cli
@@ -45,6 +46,7 @@ def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant,
 
     def service(store, brains, *_):
         made.append(brains("job", "fabric", {}, None, NOTHING_TOLD))
+        made.append(brains("job", "fabric", {}, None, JobOptions(shadow=True, tune_steps=77)))
         return SimpleNamespace(learning=SimpleNamespace(), jobs=tuple, job_ids=(), absent_jobs=AbsentJobs(time.time))
 
     class Daemon(daemon.Daemon):
@@ -62,6 +64,8 @@ def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant,
     with pytest.raises(Served):
         cli.main()
     assert made[0].settings == meant
+    assert made[1].settings == structs.replace(meant, shadow=True, tune_steps=77), "and what a job was told is its own"
+    assert isinstance(made[1], ShadowBrain)
     assert told == [meant.options()]
     assert isinstance(made[0], ShadowBrain) == meant.shadow
     assert made[0].budget.fraction == (meant.budget_fraction if meant.explore else 0.0)

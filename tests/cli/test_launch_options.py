@@ -12,11 +12,10 @@ import pytest
 from zerotune.agent.settings import ENV_ALL, AgentSettings, take_over
 from zerotune.agent.steps.summary import SummaryWriter
 from zerotune.store import wire
-from zerotune.store.job_options import NOTHING_TOLD, JobOptions
+from zerotune.store.job_options import JobOptions
 from zerotune.store.records import StepRecord
 from zerotune.tuner import cli
 from zerotune.tuner.client.background_daemon import SlowDaemonError
-from zerotune.tuner.learning.brain import BrainSettings
 
 
 class Launched(Exception):
@@ -160,10 +159,6 @@ def test_what_launch_is_told_of_a_job_holds_for_that_job_whichever_daemon_tunes_
     taken: dict[str, str] = {ENV_ALL: environment[ENV_ALL]}
     take_over(taken)
     assert AgentSettings.from_environment(taken).job_options == told
-    of_daemon = BrainSettings(tune_steps=900)
-    of_job = of_daemon.of_job(told)
-    assert (of_job.shadow, of_job.tune_steps) == (told.shadow, told.tune_steps or 900)
-    assert of_daemon.of_job(NOTHING_TOLD) == of_daemon
 
 
 def test_training_starts_beside_a_daemon_that_is_slow_to_start(tmp_path, monkeypatch, capsys):

@@ -31,6 +31,7 @@ from ...store.wire import (
     Observations,
     Observe,
     PlanOffer,
+    Start,
     Steps,
     Welcome,
 )
@@ -130,6 +131,9 @@ class Service:
         """
         if isinstance(message, Hello):
             return self._hello(sender, message)
+        if isinstance(message, Start):
+            self._store.record_start(message.job_id, message.name, message.workload, message.environment)
+            return [(sender, self._welcome)]
         if isinstance(message, Forwarded) and records is not None:
             return self._forwarded(sender, message, records)
         owner = self._senders.get(sender)
