@@ -67,7 +67,7 @@ OFFERS: Final = (
     Offer("NCCL_NSOCKS_PERTHREAD", ("4", "2"), "Opens more sockets for each such thread.", 2408, Place.sockets),
     Offer("NCCL_NVLS_ENABLE", ("0",), "Does not let NVLink switches sum up.", 21701, Place.nvls),
     Offer("NCCL_P2P_LEVEL", ("SYS", "PIX"), "Sets how far GPUs reach each other's memory.", 2408, Place.pcie),
-    Offer("NCCL_BUFFSIZE", ("8388608", "2097152"), "Sets the bytes of a channel's buffer (4 MiB).", 2305, Place.anywhere),
+    Offer("NCCL_BUFFSIZE", ("8388608", "2097152"), "Sets a channel's buffer in bytes (4 MiB).", 2305, Place.anywhere),
     Offer("NCCL_NCHANNELS_PER_NET_PEER", ("4", "8"), "Uses more channels to each remote peer.", 21207, Place.nodes),
     Offer("NCCL_NETDEVS_POLICY", ("ALL",), "Lets each GPU use all adapters near it.", 22803, Place.nodes),
     Offer("OFI_NCCL_EAGER_MAX_SIZE", ("-1",), "Sends no message before the receiver is ready.", 0, Place.efa),
@@ -90,7 +90,7 @@ SHAPE: Final = re.compile(r"([A-Za-z_]\w*)=([!-~]+)", re.ASCII)
 TUNABLE: Final = re.compile(r"(?:NCCL|FI|OFI|UCX)_[A-Z0-9_]+")
 REFUSED: Final = (
     (r"NCCL_(?:ALGO|PROTO|ZEROTUNE)", "zerotune chooses algorithm and protocol of each call by itself"),
-    (r"\w+_(?:PLUGIN|DEBUG|LOG|DUMP|TELEMETRY|FILE|PATH|DIR|CONF)|NCCL_NET(?!_)", "it says which code or file is used"),
+    (r"\w+_(?:PLUGIN|DEBUG|LOG|DUMP|TELEMETRY|FILE|PATH|DIR|CONF)|NCCL_NET(?!_)", "it says which code, log or file is used"),
     (r"\w+_(?:FLUSH|CHECKS?|MONITOR)", "results may become wrong with it"),
     (
         r"\w+_(?:IFNAME|HCA|ID|HOSTID|IF|IFACE|INTERFACE|ADDR|URL|DEVICES?|NAME|PROVIDER|FAMILY|PORT|PORTS)"
