@@ -90,7 +90,9 @@ SHAPE: Final = re.compile(r"([A-Za-z_]\w*)=([!-~]+)", re.ASCII)
 TUNABLE: Final = re.compile(r"(?:NCCL|FI|OFI|UCX)_[A-Z0-9_]+")
 REFUSED: Final = (
     (r"NCCL_(?:ALGO|PROTO|ZEROTUNE)", "zerotune chooses algorithm and protocol of each call by itself"),
-    (r"\w+_(?:PLUGIN|DEBUG|LOG|DUMP|TELEMETRY|FILE|PATH|DIR|CONF)|NCCL_NET(?!_)", "it says which code, log or file is used"),
+    (
+        r"\w+_(?:PLUGIN|DEBUG|LOG|DUMP|TELEMETRY|FILE|PATH|DIR|CONF)|NCCL_NET(?!_)",
+        "it says which code, log or file is used"),
     (r"\w+_(?:FLUSH|CHECKS?|MONITOR)", "results may become wrong with it"),
     (
         r"\w+_(?:IFNAME|HCA|ID|HOSTID|IF|IFACE|INTERFACE|ADDR|URL|DEVICES?|NAME|PROVIDER|FAMILY|PORT|PORTS)"

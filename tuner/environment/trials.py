@@ -86,14 +86,17 @@ class Finding(msgspec.Struct, frozen=True):
     why: str
 
 
-def next_job(history: Sequence[JobResult], candidates: Iterable[Candidate]) -> Choice:
+def next_job(
+    history: Sequence[JobResult], candidates: Iterable[Candidate], loss_share: float = LOSS_SHARE
+) -> Choice:
     """What the next job runs under; the same for the same history and candidates.
 
     Args:
         history: jobs of one workload on one machine, the oldest first.
         candidates: in the order in which they should be tried.
+        loss_share: of the time of jobs, that trials may lose.
     """
-    return _Evidence(history).choice([str(one) for one in candidates])
+    return _Evidence(history).choice([str(one) for one in candidates], loss_share)
 
 
 def kept(history: Sequence[JobResult]) -> str:
@@ -175,46 +178,48 @@ class _Evidence:
         self._has_base |= not tried
 
     def _judge(self) -> None:
-        """Keep what is proven, and drop what turned out to be slower."""
+        """Keep what is proven, in the place of another value of the same variable, and drop what became slower."""
         self._kept = [one for one in self._kept if self._effect(one)[0] < 0.0]
         for order, one in enumerate(self._places, 1):
             looks = self.n_jobs[one] - 1
-            if looks and one not in self._kept and one not in self.banned:
+            if looks > 0 and one not in self._kept and one not in self.banned:
                 share = FALSE_SHARE / (order * (order + 1) * looks * (looks + 1))
-                mean, sd = self._effect(one)
+                mean, sd = self._effect(one, self._replaced(one))
                 if mean + sd * stdtrit(self._freedom, 1.0 - share) < 0.0:
-                    self._kept.append(one)
+                    self._kept = self._with(one)
+
+    def _replaced(self, change: str) -> list[str]:
+        """What is kept of the same variable."""
+        return [one for one in self._kept if _variable(one) == _variable(change)]
+
+    def _with(self, change: str) -> list[str]:
+        """What is kept, with this change."""
+        return [one for one in self._kept if _variable(one) != _variable(change)] + [change]
 
     def _design(self, changes: Iterable[str]) -> np.ndarray:
         design = np.zeros(len(self._filter.mean))
         design[[0, *(self._places[one] for one in changes)]] = 1.0
         return design
 
-    def _effect(self, change: str) -> tuple[float, float]:
-        """Mean and scale (log) of what a change does to the step time."""
-        design = self._design([change])
-        design[0] = 0.0
+    def _effect(self, change: str, instead_of: Iterable[str] = ()) -> tuple[float, float]:
+        """Mean and scale (log) of what a change does to the step time, alone or against others."""
+        design = self._design([change]) - self._design(instead_of)
         mean, variance = self._filter.expected(design)
         return mean, math.sqrt(variance * self._surprises / self._freedom)
 
-    def choice(self, candidates: Sequence[str]) -> Choice:
+    def choice(self, candidates: Sequence[str], loss_share: float) -> Choice:
         """What the next job runs under."""
         if not self._has_base or self._trials_in_turn >= 2:
             return Choice(self.base, "the usual, to compare with")
-        named = {one.partition("=")[0] for one in self._kept}
-        open_ = [
-            one
-            for one in candidates
-            if one not in self.banned and one not in self._kept and one.partition("=")[0] not in named
-        ]
+        open_ = [one for one in candidates if one not in self.banned and one not in self._kept]
         promises = {one: self._promise(one) for one in open_}
-        allowed = [one for one in open_ if promises[one][0] > 0.0 and self._may_lose(promises[one][1])]
+        allowed = [one for one in open_ if promises[one][0] > 0.0 and self._may_lose(promises[one][1], loss_share)]
         if not allowed:
             return Choice(self.base, "nothing that is open promises more than a trial may lose")
         best = max(allowed, key=lambda one: promises[one][0])
         n_jobs = self.n_jobs[best]
         why = f"{best} looked faster in {n_jobs}" if n_jobs else f"{best} is tried for the first time"
-        return Choice(_together([*self._kept, best]), why)
+        return Choice(_together(self._with(best)), why)
 
     def _promise(self, change: str) -> tuple[float, float]:
         """What a trial is worth, and what it is expected to lose, in jobs' time."""
@@ -222,13 +227,13 @@ class _Evidence:
             n_trials = PRIOR_TRIALS + len(self._first_losses)
             loss = (PRIOR_TRIALS * PRIOR_LOSS + sum(self._first_losses)) / n_trials
             return HORIZON_JOBS * PRIOR_GAIN - loss, loss
-        mean, sd = self._effect(change)
+        mean, sd = self._effect(change, self._replaced(change))
         gain, loss = _expected_above(-mean, sd), _expected_above(mean, sd)
         return HORIZON_JOBS * gain - loss, max(0.0, mean)
 
-    def _may_lose(self, loss: float) -> bool:
+    def _may_lose(self, loss: float, loss_share: float) -> bool:
         job_us = self._total_us / self._n_measured
-        budget_us = LOSS_SHARE * max(self._total_us + job_us, HORIZON_JOBS * job_us)
+        budget_us = loss_share * max(self._total_us + job_us, HORIZON_JOBS * job_us)
         return self._lost_us + loss * job_us <= budget_us
 
     def finding(self, change: str) -> Finding:
@@ -251,6 +256,10 @@ def _is_measured(job: JobResult) -> bool:
         and job.n_steps > 0
         and 0.0 <= job.std_log < math.inf
     )
+
+
+def _variable(change: str) -> str:
+    return change.partition("=")[0]
 
 
 def _together(changes: Iterable[str]) -> str:
