@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...agent.daemon_link.asking import fetch_status as fetch_status
+from ...agent.daemon_link.door import is_there
 from ...store import wire
 from ...store.counted import counted, size_text
 from ...store.errors import UserError
 from ...store.job_names import titled
+from ...store.paths import default_endpoint
 from ...store.records import Exposure, HowKnown, MissingEvidence, Stage
 from .beside import beside
 from .holders import Holder
@@ -30,6 +32,11 @@ FORWARDS: Final = "forwards to "
 
 def no_answer(endpoint: str, holder: Holder | None) -> UserError:
     """The message about a daemon that does not answer; `holder` None: there is none on this machine."""
+    if holder is None and endpoint == default_endpoint() and is_there():
+        return UserError(
+            "the node's service for all users runs no daemon of yours now",
+            "`zerotune launch` has it start one; `zerotune jobs` lists earlier jobs",
+        )
     if holder is None:
         return UserError(
             f"no daemon answers at {endpoint}",

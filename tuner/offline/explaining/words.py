@@ -30,8 +30,9 @@ WIDE: Final = 110
 MEANINGS: Final = (
     "expected: estimated from the predictions and from what this job had measured until the key's last decision;"
     " guessed: from the predictions alone. In a reason, predicted is what was expected before that trial. What is"
-    " predicted to be slower goes on trial where its interval leaves enough to be gained. Medians are"
-    " of what the store has now."
+    " predicted to be slower goes on trial where its interval leaves enough to be gained. Columns of"
+    " all calls are medians of what the store has now. A percentage in a reason compares steps that ran in turns, so it"
+    " may differ from theirs."
 )
 
 
@@ -210,7 +211,8 @@ def _render_one(explained: Explanation, console: Console) -> None:
     _indented(console, "; ".join(filter(None, (f"predictions by {guesses}", tried))))
     # Notes below, not beside: on 80 columns they would leave the figures no room.
     expected = "guessed" if explained.is_guess else "expected"
-    table = Table("  setting", f"{expected} us (90 %)", "this job (calls)", "all jobs (calls)", box=None)
+    headings = f"{expected} us (90 %)", "this job, us\n(all calls)", "all jobs, us\n(all calls)"
+    table = Table("  setting", *headings, box=None)
     for column in table.columns[:2]:
         column.no_wrap = True
     for one in shown(explained.alternatives):
