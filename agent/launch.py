@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..store.errors import PlanError, PluginError, UserError
+from ..store.job_options import NOTHING_TOLD, JobOptions
 from ..store.plan_file import read_plan
 from . import reasons, settings
 from .nccl import fabric as fabrics
@@ -65,6 +66,7 @@ class LaunchRequest:
     """The job ends without the line that says what was tuned."""
     is_exact: bool = False
     """Only what cannot change a bit of the results is tuned."""
+    job_options: JobOptions = NOTHING_TOLD
     marks_dir: Path | None = None
     """Where processes of the job leave marks of how far they came."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -148,6 +150,9 @@ def environment(request: LaunchRequest) -> dict[str, str]:
         settings.ENV_SUMMARY: request.summary_path and request.summary_path.absolute(),
         settings.ENV_PLAN: request.plan_path and request.plan_path.absolute(),
         settings.ENV_NUMERICS: settings.EXACT if request.is_exact else None,
+        settings.ENV_SHADOW: "1" if request.job_options.shadow else None,
+        settings.ENV_TUNE_FOR: request.job_options.tune_steps or None,
+        settings.ENV_COMPARE: request.job_options.compare_steps or None,
         reasons.QUIET: "1" if request.is_quiet else None,
         reasons.MARKS: request.marks_dir,
         settings.ENV_CURVE_KEYS: request.keys_dir and request.keys_dir.absolute(),

@@ -234,6 +234,7 @@ class Membership:
                 epoch=epoch,
                 leader=leader,
                 name=self._settings.job_name,
+                options=self._settings.job_options,
             )
         elif (self._greeting.epoch, self._greeting.leader) != (epoch, leader):
             self._greeting = msgspec.structs.replace(self._greeting, epoch=epoch, leader=leader)

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import WireError, printable
+from .job_options import NOTHING_TOLD, JobOptions
 from .lateness import Lateness
 from .misaligned import Misaligned
 from .passages import Passages
@@ -139,6 +140,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Endpoint of rank 0's daemon as seen from this node; empty where this rank does not know it."""
     name: Name = ""
     """What people call the job."""
+    options: JobOptions = NOTHING_TOLD
 
 
 class Observations(msgspec.Struct, frozen=True, tag="observations"):

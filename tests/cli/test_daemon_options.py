@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.lib.command_line import zerotune
+from zerotune.store.job_options import NOTHING_TOLD
 from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import DaemonOptions
 from zerotune.tuner import cli
@@ -37,6 +38,7 @@ Settings = partial(BrainSettings, control_share=0.001)  # as in every daemon tha
         (("--memory-threshold", "80%"), Settings(memory_threshold=0.8)),
         (("--no-explore",), Settings(explore=False)),
         (("--shadow",), Settings(shadow=True)),
+        (("--tune-for", "50", "--compare", "80"), Settings(tune_steps=50, compare_steps=80)),
     ],
 )
 def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant, tmp_path: Path, monkeypatch):
@@ -44,7 +46,7 @@ def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant,
     told: list[DaemonOptions | None] = []
 
     def service(store, brains, *_):
-        made.append(brains("job", "fabric", {}, None))
+        made.append(brains("job", "fabric", {}, None, NOTHING_TOLD))
         return SimpleNamespace(learning=SimpleNamespace(), jobs=tuple, job_ids=(), absent_jobs=AbsentJobs(time.time))
 
     class Daemon(daemon.Daemon):

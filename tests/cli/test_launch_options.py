@@ -9,15 +9,35 @@ from pathlib import Path
 
 import pytest
 
+from zerotune.agent.settings import ENV_ALL, AgentSettings, take_over
 from zerotune.agent.steps.summary import SummaryWriter
 from zerotune.store import wire
+from zerotune.store.job_options import NOTHING_TOLD, JobOptions
 from zerotune.store.records import StepRecord
 from zerotune.tuner import cli
 from zerotune.tuner.client.background_daemon import SlowDaemonError
+from zerotune.tuner.learning.brain import BrainSettings
 
 
 class Launched(Exception):
     """In place of the training command."""
+
+
+def environment_of_the_command(monkeypatch, capsys, *words: object) -> dict[str, str]:
+    """What a command that is launched with these options finds in its environment."""
+    found: list[dict[str, str]] = []
+
+    def run(_file: str, _arguments: list[str], environment: dict[str, str]) -> None:
+        found.append(environment)
+        raise Launched
+
+    monkeypatch.setattr(os, "execvpe", run)
+    monkeypatch.setattr("zerotune.tuner.client.status.fetch_status", lambda *_, **__: ANSWER)
+    monkeypatch.setattr(sys, "argv", ["zerotune", "launch", *map(str, words), "--", "true"])
+    with pytest.raises(Launched):
+        cli.main()
+    assert "not used" not in capsys.readouterr().err
+    return found[0]
 
 
 def launch(monkeypatch, capsys, *words: object, command: tuple[str, ...] = ("true",)) -> tuple[int, str]:
@@ -50,6 +70,9 @@ def plan(tmp_path: Path) -> Path:
         ("--no-agent", "--plan"),
         ("--no-agent", "--log-trace"),
         ("--no-agent", "--daemon"),
+        ("--no-agent", "--shadow"),
+        ("--plan", "--tune-for"),
+        ("--shadow", "--compare"),
         ("--plan", "--daemon"),
         ("--store",),
         ("--budget-percent",),
@@ -62,6 +85,7 @@ def plan(tmp_path: Path) -> Path:
 def test_useless_options_are_refused_by_name_with_the_remedy(words, plan, tmp_path, monkeypatch, capsys):
     values = {"--plan": plan, "--log-trace": tmp_path / "trace", "--store": tmp_path / "s.db"}
     values |= {"--budget-percent": 2, "--memory-threshold": 0.8, "--listen": "tcp://*:5577", "--fleet": "shared"}
+    values |= {"--tune-for": 50, "--compare": 80}
     given = [part for word in words for part in ((word, values[word]) if word in values else (word,))]
     code, error = launch(monkeypatch, capsys, *given)
     assert (code, error.count("\n")) == (2, 1), error
@@ -136,10 +160,29 @@ def test_what_bounds_trials_reaches_the_daemon_that_launch_starts(tmp_path, monk
         "zerotune.tuner.client.background_daemon.ensure_daemon",
         lambda *_, options, **__: asked.append(options) or (ANSWER, Started),
     )
-    for words in (("--budget-percent", "2.5", "--memory-threshold", "0.8"), ("--no-explore", "--shadow"), ()):
+    for words in (("--budget-percent", "2.5", "--memory-threshold", "0.8"), ("--no-explore",), ()):
         code, error = launch(monkeypatch, capsys, "--daemon", "--store", tmp_path / "s.db", *words)
         assert code == 0, error
         assert asked.pop() == list(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), JobOptions()),
+        (("--shadow",), JobOptions(shadow=True)),
+        (("--tune-for", 500, "--compare", 80), JobOptions(tune_steps=500, compare_steps=80)),
+    ],
+)
+def test_what_launch_is_told_of_a_job_holds_for_that_job_whichever_daemon_tunes_it(words, told, monkeypatch, capsys):
+    environment = environment_of_the_command(monkeypatch, capsys, *words)
+    taken: dict[str, str] = {ENV_ALL: environment[ENV_ALL]}
+    take_over(taken)
+    assert AgentSettings.from_environment(taken).job_options == told
+    of_daemon = BrainSettings(tune_steps=900)
+    of_job = of_daemon.of_job(told)
+    assert (of_job.shadow, of_job.tune_steps) == (told.shadow, told.tune_steps or 900)
+    assert of_daemon.of_job(NOTHING_TOLD) == of_daemon
 
 
 def test_training_starts_beside_a_daemon_that_is_slow_to_start(tmp_path, monkeypatch, capsys):

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...agent.nccl.catalog import TUNABLE
+from ...store.job_options import JobOptions
 from ...store.records import (
     BASELINE,
     LEAST_US,
@@ -73,6 +74,15 @@ class BrainSettings(msgspec.Struct, frozen=True):
     """After so many steps nothing is tried any more, nor compared unless `compare_steps` asks for it; 0: never."""
     compare_steps: int = 0
     """So many of the first steps that are compared with NCCL's own choice are not rationed."""
+
+    def of_job(self, told: JobOptions) -> BrainSettings:
+        """These settings with what `zerotune launch` was told of one job."""
+        return msgspec.structs.replace(
+            self,
+            shadow=self.shadow or told.shadow,
+            tune_steps=told.tune_steps or self.tune_steps,
+            compare_steps=told.compare_steps or self.compare_steps,
+        )
 
     def options(self) -> DaemonOptions:
         """The settings as `zerotune status` shows them."""

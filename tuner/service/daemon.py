@@ -22,6 +22,7 @@ from ...agent.daemon_link.line import new_context
 from ...agent.daemon_link.receiving import is_told, receive_frames
 from ...store import wire
 from ...store.errors import WireError
+from ...store.job_options import JobOptions
 from ...store.sqlite.database import Retention, Store
 from ..modeling.learner import Learner, Loader
 from .daemon_status import DaemonStatus, version
@@ -383,10 +384,17 @@ def _brains(clock: Callable[[], float], settings: BrainSettings | None) -> Brain
     from ..learning.explaining.shadow import ShadowBrain
     from ..learning.knowledge import Knowledge
 
-    chosen = settings or BrainSettings()
+    usual = settings or BrainSettings()
 
-    def make(job_id: str, fabric_id: str, fabric: Mapping[str, str | int | float | bool], knowledge: object) -> Brain:
+    def make(
+        job_id: str,
+        fabric_id: str,
+        fabric: Mapping[str, str | int | float | bool],
+        knowledge: object,
+        options: JobOptions,
+    ) -> Brain:
         known = knowledge if isinstance(knowledge, Knowledge) else Knowledge()
+        chosen = usual.of_job(options)
         kind = ShadowBrain if chosen.shadow else Brain
         return kind(job_id, fabric_id, fabric, known, chosen, clock)
 

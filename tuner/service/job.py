@@ -71,6 +71,7 @@ class Job:
         self.take_name(hello.name)
         self.fabric_id = hello.fabric_id
         self.fabric = hello.fabric
+        self.options = hello.options
         self.n_ranks = hello.n_ranks
         self.ranks: dict[int, tuple[bytes, RankSession]] = {}
         self.nodes: dict[bytes, NodeSession] = {}

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ...store.job_options import JobOptions
 from ...store.records import StepRecord
 from ...store.wire import (
     Adopted,
@@ -58,8 +59,8 @@ MAX_FACTS_CHARACTERS: Final = 16_384
 Reply = tuple[bytes, DaemonMessage]
 
 
-BrainFactory = Callable[[str, str, Mapping[str, "str | int | float | bool"], object], "Brain"]
-"""(job_id, fabric_id, fabric, knowledge) -> brain."""
+BrainFactory = Callable[[str, str, Mapping[str, "str | int | float | bool"], object, JobOptions], "Brain"]
+"""(job_id, fabric_id, fabric, knowledge, options) -> brain."""
 Share = Callable[[str, Mapping[str, "str | int | float | bool"], str, NDArray[np.void]], None]
 """(fabric_id, fabric, job_id, MEASUREMENT of shape (n,))."""
 
@@ -356,7 +357,7 @@ class Service:
             return
         knowledge = self.learning.knowledge_of(job.fabric_id)
         if knowledge is not None:
-            job.give_brain(lambda: self._brains(job.job_id, job.fabric_id, job.fabric, knowledge))
+            job.give_brain(lambda: self._brains(job.job_id, job.fabric_id, job.fabric, knowledge, job.options))
 
     def _ring(self, job: Job, rank: int, bell: Bell) -> list[Reply]:
         """Rank 0's bell goes to all others, another rank's to rank 0."""

@@ -40,23 +40,25 @@ from ..trial_options import (
 )
 
 if TYPE_CHECKING:
-    from ....store.wire import StatusReply
+    from ....store.wire import DaemonOptions, StatusReply
 
 IDLE_EXIT_S = 1800.0
 """A daemon that we start ends after this time without a rank: big models are loaded for minutes before they train."""
 
 
+OF_THE_JOB = ("--numerics", "--shadow", "--tune-for", "--compare")
 EXCLUDING = (
     ("--no-agent", "--plan", "without the agent no plan comes into force"),
     ("--no-agent", "--log-trace", "without the agent no collective is logged"),
-    ("--no-agent", "--numerics", "without the agent nothing is tuned"),
+    *(("--no-agent", one, "without the agent nothing is tuned") for one in OF_THE_JOB),
     ("--no-agent", "--daemon", "without the agent nobody speaks to a daemon"),
     ("--plan", "--daemon", "under a plan file training runs without any daemon"),
+    *(("--plan", one, "under a plan file nothing is tuned") for one in OF_THE_JOB[1:]),
+    ("--shadow", "--compare", "in shadow nothing is tuned that could be compared"),
 )
 """Pairs of options that contradict each other, and why."""
 OF_THE_DAEMON = (
-    *("--store", "--budget-percent", "--memory-threshold", "--no-explore", "--shadow"),
-    *("--tune-for", "--compare"),
+    *("--store", "--budget-percent", "--memory-threshold", "--no-explore"),
     *("--listen", "--fleet", "--contributor", "--book", "--book-key"),
 )
 
@@ -125,6 +127,7 @@ def launch(
     """
     from ....agent import launch as launching
     from ....agent import vigil
+    from ....store.job_options import JobOptions
     from ....store.paths import check_endpoint
     from ...client.holders import holder_of
     from ...client.status import fetch_status, no_answer
@@ -134,6 +137,7 @@ def launch(
         trace_dir=log_trace, summary_path=summary, plan_path=plan, keys_dir=curve_keys,
         nccl_memory_mb=None if nccl_memory is None else nccl_memory / 1e6, name=name,
         is_quiet=quiet, is_exact=numerics is NumericsChoice.exact,
+        job_options=JobOptions(shadow, tune_for or 0, compare or 0),
     )  # fmt: skip
     # As the shell does: a word with a slash is a path, all others are looked up in PATH.
     if command and os.sep in command[0] and Path(command[0]).is_dir():
@@ -174,7 +178,7 @@ def launch(
         "--endpoint": endpoint is not None and endpoint != os.environ.get("ZEROTUNE_ENDPOINT"),
     }  # what the environment sets holds for other commands, too
     _refuse_contradictions(given, start_daemon=start_daemon)
-    trial = (budget_percent, memory_threshold, no_explore, shadow, NumericsChoice.any, tune_for, compare)
+    trial = (budget_percent, memory_threshold, no_explore, False)
     for_daemon = given_arguments(*trial)
     # Now: what is wrong with them belongs here, not in the daemon's log.
     bounds = brain_settings(*trial) if for_daemon else None
@@ -237,7 +241,8 @@ def launch(
                 file=sys.stderr,
             )
     if answer is not None:
-        unused = for_daemon if bounds is not None and bounds.options() != answer.options else []
+        is_used = bounds is None or _bounds(bounds.options()) == _bounds(answer.options)
+        unused = [] if is_used else for_daemon
         if given["--store"] and store_file is not None and os.path.realpath(store_file) != answer.store_path:
             unused = [*unused, "--store", str(store)]
         unused = [*unused, *_unused(answer, listen, fleet, contributor, book)]
@@ -257,6 +262,10 @@ def launch(
     except OSError as error:  # say, a script without a #! line
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"command {command[0]!r} cannot be run: {reason}", "put its interpreter before it") from error
+
+
+def _bounds(options: DaemonOptions | None) -> tuple[float, ...]:
+    return () if options is None else (options.budget_percent, options.memory_threshold, options.explore)
 
 
 def _unused(
