@@ -33,7 +33,7 @@ class Reason(Enum):
     captured = "{detail} of the calls were replays of captured graphs, which keep the settings they were captured with"
     no_repetition = "the job ended after {detail}, too few to learn from"
     silent_daemon = "the daemon at {detail} was silent at the end, and tuning had paused"
-    in_shadow = "the daemon is in shadow (--shadow) and changes nothing: {detail}"
+    in_shadow = "the job ran in shadow (--shadow), where nothing is changed: {detail}"
     nothing_better = "nothing better than NCCL's own choice had been proven for {detail}"
 
 
