@@ -28,11 +28,11 @@ MAX_UNSEEN: Final = 4
 WIDE: Final = 110
 """Columns of a terminal where a key's figures have room on one line."""
 MEANINGS: Final = (
-    "expected: estimated from the predictions and from what this job had measured until the key's last decision;"
-    " guessed: from the predictions alone. In a reason, predicted is what was expected before that trial. What is"
-    " predicted to be slower goes on trial where its interval leaves enough to be gained. Columns of"
-    " all calls are medians of what the store has now. A percentage in a reason compares steps that ran in turns, so it"
-    " may differ from theirs."
+    "baseline: NCCL's own choice. expected: estimated from the predictions and from what this job had measured until"
+    " the key's last decision; guessed: from the predictions alone. In a reason, predicted is what was expected before"
+    " that trial. What is predicted to be slower goes on trial where its interval leaves enough to be gained. Medians"
+    " are of all calls that the store has now. A percentage in a reason compares steps that ran in turns, so the two"
+    " may differ."
 )
 
 
