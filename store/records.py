@@ -441,6 +441,8 @@ class DecisionKind(str, Enum):
     """What a daemon in shadow would have gained."""
     control = "control"
     """NCCL's own choice runs for a control window, under this epoch."""
+    freeze = "freeze"
+    """From here on nothing new is tried."""
 
 
 class Decision(msgspec.Struct, frozen=True):

@@ -235,6 +235,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     version: Name
     listen: Name = ""
     """Where daemons of other nodes reach this one; a wildcard host stands for this node."""
+    shadow: Name = ""
+    """What a daemon in shadow would change by now, told to rank 0; empty: it carries out what it decides."""
 
 
 class PlanOffer(msgspec.Struct, frozen=True, tag="plan_offer"):
@@ -285,6 +287,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     """Of a step of late, the communication that computation waited for; None: not measured."""
     exposure: Exposure = Exposure()
     """The share of communication that computation waits for; unknown from an older daemon."""
+    frozen_since: Whole = 0
+    """The step since which nothing is tried any more; 0: that step has not come, or there is none."""
 
 
 class DaemonOptions(msgspec.Struct, frozen=True):

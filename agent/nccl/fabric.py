@@ -21,6 +21,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from ...store.counted import counted
 from ...store.errors import FabricError, UserError, reason
 from ...store.foreign.regular_file import begin_of, read_file
 from ...store.paths import user_fabrics_dir
@@ -46,6 +47,7 @@ MAX_POINTS_BYTES: Final = 16 << 20
 
 _NVLS: Final = {Algorithm.nvls: "NVLS", Algorithm.nvls_tree: "NVLSTree"}
 """By NCCL_ALGO's names."""
+_REMEDY: Final = "use fewer ranks or a larger fabric (`zerotune hardware` lists them)"
 _BELIEVED_RATES: Final = ("ring_bw_intra_gbs", "ring_bw_inter_gbs", "tree_bw_intra_gbs", "tree_bw_inter_gbs")
 
 
@@ -110,6 +112,20 @@ class Fabric:
         """Ranks that fit on the fabric."""
         return self.ranks_per_node * self.max_nodes
 
+    @property
+    def shape(self) -> str:
+        """Its nodes and their ranks, in words."""
+        return f"{counted(self.max_nodes, 'node')} of {counted(self.ranks_per_node, 'rank')}"
+
+    def refuse_more(self, n_ranks: int) -> None:
+        """See that so many ranks fit on the fabric.
+
+        Raises:
+            FabricError: they do not.
+        """
+        if n_ranks > self.max_ranks:
+            raise FabricError(f"fabric {self.name} has {self.shape}, too few for {n_ranks:,} ranks", _REMEDY)
+
     def with_nodes(self, max_nodes: int) -> Fabric:
         """This fabric with more nodes of the same kind; FabricError when the file describes no network."""
         if max_nodes > 1 and self.belief.many_nodes is None:
@@ -134,8 +150,7 @@ class Fabric:
         n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes
         if not (1 <= n_nodes <= min(n_ranks, self.max_nodes) and n_ranks <= n_nodes * self.ranks_per_node):
             raise FabricError(
-                f"fabric {self.name} has {self.max_nodes} nodes of {self.ranks_per_node} ranks, not {communicator}",
-                "use fewer ranks or a larger fabric (`zerotune hardware` lists them)",
+                f"fabric {self.name} has {self.shape}, not {communicator}", _REMEDY
             )
         span = self._believed_span(n_nodes)
         terms = {name: getattr(span, name) for name in span.__struct_fields__}

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec import structs
 
+from benchmarks.lib.command_line import zerotune
 from zerotune.store.job_options import NOTHING_TOLD, JobOptions
 from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import DaemonOptions
@@ -35,6 +36,7 @@ Settings = partial(BrainSettings, control_share=0.001)  # as in every daemon tha
         (("--budget-percent", "2.5"), Settings(budget_fraction=0.025)),
         (("--budget-percent", "100", "--memory-threshold", "1"), Settings(1.0, 1.0)),
         (("--memory-threshold", "0.8"), Settings(memory_threshold=0.8)),
+        (("--memory-threshold", "80%"), Settings(memory_threshold=0.8)),
         (("--no-explore",), Settings(explore=False)),
         (("--shadow",), Settings(shadow=True)),
         (("--tune-for", "50", "--compare", "80"), Settings(tune_steps=50, compare_steps=80)),
@@ -70,3 +72,19 @@ def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant,
     assert isinstance(made[0], ShadowBrain) == meant.shadow
     assert made[0].budget.fraction == (meant.budget_fraction if meant.explore else 0.0)
     Store.open(tmp_path / "s.db").close()  # given back
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--idle-exit", "0"), "--idle-exit 0 is too small; give 0.01 or more"),
+        (("--retention-days", "many"), "--retention-days 'many' is no whole number; give one"),
+        (("--memory-threshold", "much"), "'much' is no number; write one, or 1%"),
+        (("--numerics", "some"), "'some' is not one of 'any', 'exact';"),
+    ],
+)
+def test_a_value_that_cannot_be_is_told_in_one_plain_sentence(words, told):
+    done = zerotune("daemon", *words)
+    assert done.code == 2
+    assert told in done.err
+    assert "nput" not in done.err
