@@ -49,7 +49,7 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
     fabrics = Table("fabric", "what it is", title="To emulate (--fabric NAME), and to predict for")
     for name, description in described.items():
         fabrics.add_row(name, str(description["title"]))
-    machines_table = Table("machine", "what it is", title="To predict for (predict NAME, advise --machine NAME)")
+    machines_table = Table("machine", "what it is", title="To predict for (predict NAME, advise --fabric NAME)")
     for name, machine in MACHINES.items():
         machines_table.add_row(name, machine.title)
     console().print(fabrics)
@@ -77,6 +77,8 @@ def add(
     from ...offline.user_fabrics import keeping
 
     keeping.check_name(name, force=force)
+    if not topology.exists():
+        raise FabricError(f"there is no topology file {topology}", "name one that NCCL_TOPO_DUMP_FILE wrote")
     found_library = nccl_library(library)
     with progress_console().status("NCCL searches the topology"):
         added = keeping.add(
