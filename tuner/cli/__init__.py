@@ -173,7 +173,9 @@ def _explain_usage(error: Any) -> int:
         error.show()
         return 2
     path = error.ctx.command_path if error.ctx is not None else "zerotune"
-    problem = " ".join(error.format_message().split()).rstrip(".") + _value_of(error)
+    problem = " ".join(error.format_message().split()).rstrip(".")
+    value = _value_of(error)
+    problem += f", not {value}" if value not in problem else ""
     problem = re.sub("unable to parse string as an? (integer|number), ", "", problem)  # pydantic says it twice
     problem = problem.replace("Value error, ", "").replace("Input should be", "it must be")
     problem = problem.replace(", unable to interpret input", "")
@@ -188,4 +190,4 @@ def _explain_usage(error: Any) -> int:
 def _value_of(error: Any) -> str:
     """The value that was refused, for typers whose message leaves it out (they check by pydantic)."""
     errors = getattr(error.__cause__, "errors", None)
-    return f", not {errors()[0]['input']!r}" if callable(errors) else ""
+    return repr(errors()[0]["input"]) if callable(errors) else ""
