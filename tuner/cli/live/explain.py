@@ -19,10 +19,15 @@ def explain(
     store: StorePath = None,
     job: JobOfStore = None,
     collective: Annotated[
-        str | None, typer.Option(help="Only this collective, e.g. all_gather.", autocompletion=completion.collectives)
+        str | None,
+        typer.Option(help=f"Only this one of {completion.COLLECTIVES}.", autocompletion=completion.collectives),
     ] = None,
     phase: Annotated[
-        str | None, typer.Option(help="Only this phase, e.g. forward_gather.", autocompletion=completion.phases)
+        str | None,
+        typer.Option(
+            help="Only this one of forward_gather, backward_gather, gradient_scatter, post_step_gather and other.",
+            autocompletion=completion.phases,
+        ),
     ] = None,
     message_bytes: Annotated[
         int | None,

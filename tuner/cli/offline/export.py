@@ -27,6 +27,7 @@ def export(
             help="plan (for launch --plan, .json); nvidia-csv, rccl-csv, ncclx-csv or ncclx-json for other tuners;"
             " measurements (.csv, or .parquet); environment (.env); or chrome: a timeline for Perfetto and"
             " chrome://tracing (.json, or .json.gz).",
+            metavar="FORMAT",
             autocompletion=completion.one_of("plan", *_TABLES, "measurements", "environment", "chrome"),
         ),
     ] = "plan",
