@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,9 +34,6 @@ from ..policy.risk import Budget
 from ..policy.step_guard import StepFeedback
 from ..policy.surrogate import Surrogate
 from . import decision_records
-
-if TYPE_CHECKING:
-    from ..brain import BrainSettings
 
 Reasons = Mapping[Candidate, str]
 
@@ -114,7 +111,8 @@ class PlanView(NamedTuple):
 class Inspection:
     """The part of a brain that only shows it."""
 
-    settings: BrainSettings
+    settings: Any
+    """`BrainSettings`, whose module imports this one."""
     budget: Budget
     job_id: str
     fabric_id: str
