@@ -29,6 +29,10 @@ ENV_PLAN = "ZEROTUNE_PLAN"
 ENV_NUMERICS = "ZEROTUNE_NUMERICS"
 """`exact`: only what cannot change a bit is tuned."""
 EXACT = "exact"
+ENV_WORKLOAD = "ZEROTUNE_WORKLOAD"
+"""Set where `launch` tunes the environment: what starts of the same training have in common."""
+ENV_PROPOSED = "ZEROTUNE_PROPOSED_ENVIRONMENT"
+"""`NAME=VALUE` with spaces between: what all ranks shall start with, if rank 0 was told so and all can."""
 ENV_SHADOW = "ZEROTUNE_SHADOW"
 ENV_TUNE_FOR = "ZEROTUNE_TUNE_FOR"
 ENV_COMPARE = "ZEROTUNE_COMPARE"
@@ -59,6 +63,9 @@ class AgentSettings:
     is_exact: bool = False
     """Only collectives that compute nothing are tuned."""
     job_options: JobOptions = NOTHING_TOLD
+    workload: str = ""
+    """Empty: the environment is not tuned."""
+    proposed_environment: str = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
@@ -76,6 +83,8 @@ class AgentSettings:
             tick_ms=tick_of(env.get(ENV_TICK_MS, "")) or DEFAULT_TICK_MS,
             job_name=name if is_job_name(name) else "",
             is_exact=env.get(ENV_NUMERICS) == EXACT,
+            workload=env.get(ENV_WORKLOAD, ""),
+            proposed_environment=env.get(ENV_PROPOSED, ""),
             job_options=JobOptions(
                 env.get(ENV_SHADOW) == "1", _steps(env.get(ENV_TUNE_FOR, "")), _steps(env.get(ENV_COMPARE, ""))
             ),

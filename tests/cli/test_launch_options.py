@@ -12,11 +12,10 @@ import pytest
 from zerotune.agent.settings import ENV_ALL, AgentSettings, take_over
 from zerotune.agent.steps.summary import SummaryWriter
 from zerotune.store import wire
-from zerotune.store.job_options import NOTHING_TOLD, JobOptions
+from zerotune.store.job_options import JobOptions
 from zerotune.store.records import StepRecord
 from zerotune.tuner import cli
 from zerotune.tuner.client.background_daemon import SlowDaemonError
-from zerotune.tuner.learning.brain import BrainSettings
 
 
 class Launched(Exception):
@@ -40,7 +39,7 @@ def environment_of_the_command(monkeypatch, capsys, *words: object) -> dict[str,
     return found[0]
 
 
-def launch(monkeypatch, capsys, *words: object) -> tuple[int, str]:
+def launch(monkeypatch, capsys, *words: object, command: tuple[str, ...] = ("true",)) -> tuple[int, str]:
     """Exit code, 0 where the command would have run, and what was said."""
 
     def run(*_: object) -> None:
@@ -48,7 +47,7 @@ def launch(monkeypatch, capsys, *words: object) -> tuple[int, str]:
 
     monkeypatch.setattr(os, "execvpe", run)
     monkeypatch.setattr("zerotune.tuner.client.status.fetch_status", lambda *_, **__: None)
-    monkeypatch.setattr(sys, "argv", ["zerotune", "launch", *map(str, words), "--", "true"])
+    monkeypatch.setattr(sys, "argv", ["zerotune", "launch", *map(str, words), "--", *command])
     try:
         with pytest.raises(SystemExit) as left:
             cli.main()
@@ -135,6 +134,25 @@ def test_settings_of_the_emulation_are_checked_before_anything_starts(name, valu
     assert code == 0, error
 
 
+@pytest.mark.parametrize(
+    ("options", "n_ranks"),
+    [
+        (("--nproc-per-node", "9"), 9),
+        (("--nproc_per_node=4", "--nnodes", "3:5"), 12),
+        (("--nproc-per-node", "gpu"), 0),
+        (("--nproc-per-node=8",), 0),
+        ((__file__, "--nproc-per-node", "9"), 0),
+    ],
+)
+def test_more_ranks_than_the_fabric_has_are_refused(options, n_ranks, monkeypatch, capsys):
+    command = ("env", "true", *options)
+    code, error = launch(monkeypatch, capsys, "--no-agent", "--fabric", "h100_node", command=command)
+    assert code == (2 if n_ranks else 0), error
+    if n_ranks:
+        assert error.count("\n") == 1
+        assert f"h100_node has 1 node of 8 ranks, too few for {n_ranks} ranks; use fewer ranks" in error
+
+
 def test_what_bounds_trials_reaches_the_daemon_that_launch_starts(tmp_path, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(
@@ -160,10 +178,6 @@ def test_what_launch_is_told_of_a_job_holds_for_that_job_whichever_daemon_tunes_
     taken: dict[str, str] = {ENV_ALL: environment[ENV_ALL]}
     take_over(taken)
     assert AgentSettings.from_environment(taken).job_options == told
-    of_daemon = BrainSettings(tune_steps=900)
-    of_job = of_daemon.of_job(told)
-    assert (of_job.shadow, of_job.tune_steps) == (told.shadow, told.tune_steps or 900)
-    assert of_daemon.of_job(NOTHING_TOLD) == of_daemon
 
 
 def test_training_starts_beside_a_daemon_that_is_slow_to_start(tmp_path, monkeypatch, capsys):

@@ -136,7 +136,7 @@ def serve(data: bytes, known: Knowledge) -> None:
     now_s = 1e9
 
     def make_brain(job_id, fabric_id, facts, knowledge, options):
-        return Brain(job_id, fabric_id, facts, knowledge, BrainSettings().of_job(options), lambda: now_s)
+        return Brain(job_id, fabric_id, facts, knowledge, BrainSettings(), lambda: now_s)
 
     service = Service(KeptStore(), make_brain, lambda: now_s, wire.Welcome(1, "fuzz"))
     fabric_ids: set[str] = set()

@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...agent.nccl.catalog import TUNABLE
-from ...store.job_options import JobOptions
 from ...store.records import (
     BASELINE,
     LEAST_US,
@@ -75,15 +74,6 @@ class BrainSettings(msgspec.Struct, frozen=True):
     compare_steps: int = 0
     """So many of the first steps that are compared with NCCL's own choice are not rationed."""
 
-    def of_job(self, told: JobOptions) -> BrainSettings:
-        """These settings with what `zerotune launch` was told of one job."""
-        return msgspec.structs.replace(
-            self,
-            shadow=self.shadow or told.shadow,
-            tune_steps=told.tune_steps or self.tune_steps,
-            compare_steps=told.compare_steps or self.compare_steps,
-        )
-
     def options(self) -> DaemonOptions:
         """The settings as `zerotune status` shows them."""
         budget = round(100.0 * self.budget_fraction, 9)
@@ -130,6 +120,8 @@ class Brain(Inspection):
         self._side_by_side = SideBySide()
         self._step = 0
         self._urgent = True
+        self.frozen_since = 0
+        """The step since which nothing new is tried; 0: that has not come."""
         self._asks_book = True  # and nothing else, the first time, though many steps may be known by then
         self._offered_by = 0
         """The revision of the cost tables that offered all settings in force."""
@@ -214,6 +206,10 @@ class Brain(Inspection):
         if self._fingerprint.add_records(block):
             self._urgent = True
 
+    def would_change(self) -> str:
+        """What would run if this brain were not in shadow; empty: it is not."""
+        return ""
+
     def adopted(self, epoch: int, step: int) -> None:
         """All ranks run under `epoch` from `step` on."""
         self._plans.adopted(epoch, step)
@@ -242,6 +238,10 @@ class Brain(Inspection):
         canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
         self._asks_book &= is_new
         is_frozen = 0 < self.settings.tune_steps <= self._step
+        if is_frozen and not self.frozen_since:
+            self.frozen_since = self._step
+            words = f"nothing new is tried any more (--tune-for {self.settings.tune_steps}): settings stay as they are"
+            self._note(Event(self._states[0], BASELINE, DecisionKind.freeze, words))
         if self.settings.explore and not is_frozen:
             self._step_feedback.consider_variants(self._step)
         forced, variant = self._step_feedback.forced(), self._step_feedback.variants.running

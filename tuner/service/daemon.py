@@ -394,11 +394,22 @@ def _brains(clock: Callable[[], float], settings: BrainSettings | None) -> Brain
         options: JobOptions,
     ) -> Brain:
         known = knowledge if isinstance(knowledge, Knowledge) else Knowledge()
-        chosen = usual.of_job(options)
+        chosen = _of_job(usual, options)
         kind = ShadowBrain if chosen.shadow else Brain
         return kind(job_id, fabric_id, fabric, known, chosen, clock)
 
     return make
+
+
+def _of_job(usual: BrainSettings, told: JobOptions) -> BrainSettings:
+    from msgspec.structs import replace
+
+    return replace(
+        usual,
+        shadow=usual.shadow or told.shadow,
+        tune_steps=told.tune_steps or usual.tune_steps,
+        compare_steps=told.compare_steps or usual.compare_steps,
+    )
 
 
 def _loader(pool_folder: Path | None, shelf: Shelf | None) -> Loader:

@@ -31,6 +31,7 @@ from ...store.wire import (
     Observations,
     Observe,
     PlanOffer,
+    Start,
     Steps,
     Welcome,
 )
@@ -130,6 +131,9 @@ class Service:
         """
         if isinstance(message, Hello):
             return self._hello(sender, message)
+        if isinstance(message, Start):
+            self._store.record_start(message.job_id, message.name, message.workload, message.environment)
+            return [(sender, self._welcome)]
         if isinstance(message, Forwarded) and records is not None:
             return self._forwarded(sender, message, records)
         owner = self._senders.get(sender)
@@ -311,7 +315,8 @@ class Service:
         if self._senders.get(sender) == (hello.job_id, hello.rank) and job is not None:
             job.ranks[hello.rank][1].heard_at_s = now_s
             self._find_leader(job, hello)
-            return [(sender, self._welcome)]
+            shadow = job.would_change() if hello.rank == 0 else ""
+            return [(sender, msgspec.structs.replace(self._welcome, shadow=shadow) if shadow else self._welcome)]
         if sender in self._senders:
             self._leave(sender)
             job = self._jobs.get(hello.job_id)
