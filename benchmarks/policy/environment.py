@@ -3,7 +3,8 @@
     python -m benchmarks environment [--data DIR] [--machines N] [--sealed] [--quick] [--json]
 
 Machines are random ones that are like recorded ones (`environment_family`), and every grid below `--data`: tables with
-a column `environment` (empty: the usual one), and grids of forced settings, each of which counts as an environment.
+a column `environment` (empty: the usual one) or, if there is none, what `policy_regret --data` reads, with each forced
+setting as an environment.
 Each is played with what there is to gain, and with nothing to gain. A step is computation and the exposed share of its
 calls. Figures, over sequences:
 

@@ -194,11 +194,12 @@ def recorded(folder: Path) -> Iterator[Machine]:
         usual_us = np.array([np.median(one[""]) for one in rows])
         ratios = np.array([[np.median(one[arm]) for one in rows] for arm in environments]) / usual_us
         for seed in range(JOBS_OF_A_GRID):
-            yield with_jobs(name, ratios, usual_us, np.random.default_rng([seed, 56]))
+            rng = np.random.default_rng([seed, 56])
+            yield with_jobs(name, rng.permutation(ratios), usual_us, rng)
 
 
 def _grids(folder: Path) -> Iterator[tuple[str, Times]]:
-    """Tables with a column `environment`, and grids of forced settings."""
+    """Tables with a column `environment`; where there is none, grids of forced settings."""
     tables: dict[str, Times] = {}
     for path in sorted(folder.rglob("*.tsv")):
         with path.open(newline="", encoding="utf-8") as file:
@@ -208,7 +209,7 @@ def _grids(folder: Path) -> Iterator[tuple[str, Times]]:
                     known = tables.setdefault(name, {}).setdefault(int(row["message_bytes"]), {})
                     known.setdefault(row["environment"], []).append(float(row["duration_us"]))
     yield from tables.items()
-    for grid_ in load_grids(folder):
+    for grid_ in [] if tables else load_grids(folder):
         times = {
             size: {"" if one == BASELINE else str(one): us for one, us in known.items()}
             for size, known in grid_.places().items()
