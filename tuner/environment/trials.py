@@ -33,7 +33,7 @@ USUAL: Final = ""
 HORIZON_JOBS: Final = 12
 LOSS_SHARE: Final = 0.02
 FALSE_SHARE: Final = 0.02
-TRIALS_IN_TURN: Final = 2
+TRIALS_IN_A_ROW: Final = 2
 """Then the usual runs again: the level may have wandered."""
 MOST_SILENT: Final = 2
 """A change under which so many jobs left no step time is tried no more."""
@@ -137,7 +137,7 @@ class _Evidence:
         self._origin = self._last_s = math.nan
         self._total_us = self._lost_us = self._staked_us = 0.0
         self._first_losses: list[float] = []
-        self._n_measured = self._trials_in_turn = 0
+        self._n_measured = self._trials_in_a_row = 0
         self._has_base = False
         self._looked_at: list[str] = []
         self._silent: Counter[str] = Counter()
@@ -193,7 +193,7 @@ class _Evidence:
         self._lost_us += time_us * max(0.0, 1.0 - 1.0 / ratio)
         if len(tried) == 1 and self.n_jobs[tried[0]] == 1:
             self._first_losses.append(max(0.0, ratio - 1.0))
-        self._trials_in_turn = self._trials_in_turn + 1 if tried else 0
+        self._trials_in_a_row = self._trials_in_a_row + 1 if tried else 0
         self._has_base |= not tried
 
     def _judge(self) -> None:
@@ -229,7 +229,7 @@ class _Evidence:
 
     def choice(self, candidates: Sequence[str], loss_share: float) -> Choice:
         """What the next job runs under."""
-        if not self._has_base or self._trials_in_turn >= TRIALS_IN_TURN:
+        if not self._has_base or self._trials_in_a_row >= TRIALS_IN_A_ROW:
             return Choice(self.base, "the usual, to compare with")
         closed = {*self.banned, *self._kept, *(one for one, n in self._silent.items() if n >= MOST_SILENT)}
         open_ = [one for one in candidates if one not in closed]
