@@ -14,13 +14,12 @@ from unittest.mock import patch
 
 import numpy as np
 from prometheus_client.core import Metric
-from typer.main import get_command
 
 from zerotune.store.lateness import Lateness, LateRank, SlowCommunicator
 from zerotune.store.records import Stage
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.store.wire import JobStatus, StatusReply
-from zerotune.tuner.cli.app import app
+from zerotune.tuner.cli.app import command_line
 from zerotune.tuner.metrics.collector import Collector
 
 FOLDER: Final = Path(__file__).parent / "reference"
@@ -29,14 +28,14 @@ BEGIN, END = "<!-- made by docs/reference_tables.py -->", "<!-- end -->"
 
 def commands() -> str:
     """Every command with its arguments, options and examples."""
-    return "\n".join(_command("zerotune", get_command(app), "##")).strip()
+    return "\n".join(_command("zerotune", command_line(), "##")).strip()
 
 
 def _command(name: str, command: Any, heading: str) -> Iterator[str]:
     if heading != "##":
         yield f"{heading} `{name}`\n"
         # Examples stand in a command's help as "Words: zerotune ...".
-        text = (command.help or "").replace("\b\n", "")
+        text = command.help or ""
         yield re.sub(r"^([^\n`]*?): (zerotune .*)$", r"\1:\n\n```\n\2\n```", text, flags=re.MULTILINE)
         yield ""
         if rows := [_row(one) for one in command.params if "--help" not in one.opts]:
@@ -47,7 +46,11 @@ def _command(name: str, command: Any, heading: str) -> Iterator[str]:
 
 def _row(option: Any) -> str:
     names = [*option.opts, *option.secondary_opts] if option.param_type_name == "option" else [option.name.upper()]
+    if ":" in (option.metavar or ""):
+        names = [f"{name} {option.metavar}" for name in names]
     about = [option.help or ""]
+    if "|" in (option.metavar or ""):
+        about.append(f"One of {option.metavar.replace('|', ', ')}.")
     if option.required:
         about.append("Required.")
     elif isinstance(option.default, (int, float, str, Path, list, tuple)) and not isinstance(option.default, bool):

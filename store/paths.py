@@ -18,6 +18,7 @@ from typing import Final, Literal
 import platformdirs
 
 from .errors import UserError
+from .foreign.ways import SESSION_DIRS
 
 APP_NAME = "zerotune"
 MAX_IPC_PATH_BYTES: Final = 107
@@ -27,8 +28,6 @@ MAX_SOCKET_NAME_BYTES: Final = MAX_IPC_PATH_BYTES - len("/proc/self/fd/1048576/"
 MAX_PORT: Final = 65_535
 _TCP_REMEDY: Final = "write tcp://HOST:PORT"
 ENDPOINT_REMEDY: Final = "give another with --endpoint or ZEROTUNE_ENDPOINT"
-SESSION_DIRS = "/run/user"
-"""Where systemd makes each user's runtime directory, which cron and batch jobs are not told of."""
 _SOCKET = "daemon.sock"
 MAX_HOST_BYTES = 32
 """Of a host's name in a path: those of sockets are short, and end in 107 bytes."""

@@ -117,7 +117,8 @@ def read_plan(path: Path) -> PlanFile:
         raise PlanError(problem, "name one that `zerotune store export` wrote") from error
     if file.zerotune_plan != PLAN_FILE_VERSION:
         raise PlanError(
-            f"{path} is of plan version {file.zerotune_plan}", f"this zerotune reads version {PLAN_FILE_VERSION}"
+            f"{path} is of plan version {file.zerotune_plan}, and this zerotune reads version {PLAN_FILE_VERSION}",
+            "write it again with this version's `zerotune store export`",
         )
     if len(file.rows) > MAX_ROWS:
         raise PlanError(f"{path} has {len(file.rows):,} rows", f"a plan has at most {MAX_ROWS:,}")

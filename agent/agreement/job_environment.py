@@ -1,7 +1,7 @@
-"""All ranks of a job start with the same variables, or none with any: rank 0 proposes, each may refuse, one verdict.
+"""All ranks of a job start with the same variables, or none with any: rank 0 proposes, each may refuse, one answer.
 
 It happens before the first communicator is made, on every node that was launched with `--tune-environment`. Nobody
-waits longer than `PATIENCE_S`; whoever gives up writes the verdict, unless it is written already, and obeys it.
+waits longer than `PATIENCE_S`; whoever gives up writes the answer, unless it is written already, and obeys it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .protocol import framed, frames
 PATIENCE_S: Final = 60.0
 FORMAT: Final = "environment 1"
 """What ranks must have in common to understand one another here."""
-PROPOSAL, VOTES, OBJECTION, VERDICT = "proposal", "votes", "objection", "verdict"
+PROPOSAL, VOTES, OBJECTION, ANSWER = "proposal", "votes", "objection", "answer"
 YES, NO = b"yes", b"no"
 LATE: Final = "not all ranks came in time; launch all nodes with --tune-environment"
 
@@ -91,11 +91,11 @@ def _lead(
     wanted = "" if why_not else proposal
     if not remember(wanted) and wanted:
         wanted, why_not = "", "no daemon answers that could remember how it went"
-    if wanted and exchange.set_once(VERDICT, YES) != YES:  # somebody has given up by now
+    if wanted and exchange.set_once(ANSWER, YES) != YES:  # somebody has given up by now
         remember("")
         wanted, why_not = "", LATE
     elif not wanted:
-        exchange.set_once(VERDICT, NO)
+        exchange.set_once(ANSWER, NO)
     return Agreed(wanted, why_not)
 
 
@@ -107,8 +107,8 @@ def _follow(exchange: Exchange, rank: int, objection: Callable[[str], str]) -> A
         exchange.set_once(OBJECTION, why_not.encode())
     exchange.append(VOTES, framed(rank, NO if why_not else YES))
     try:
-        exchange.wait_until(lambda: exchange.read(VERDICT) is not None)
-        verdict = exchange.read(VERDICT)
+        exchange.wait_until(lambda: exchange.read(ANSWER) is not None)
+        answer = exchange.read(ANSWER)
     except Closed:
-        verdict = exchange.set_once(VERDICT, NO)
-    return Agreed(proposal if verdict == YES else "", why_not)
+        answer = exchange.set_once(ANSWER, NO)
+    return Agreed(proposal if answer == YES else "", why_not)

@@ -22,8 +22,7 @@ from typing import Final
 
 from ...store.errors import PluginError, UntrustedError, reason
 from ...store.foreign.regular_file import read_file
-from ...store.foreign.ways import make_own_folder, refuse_reachable
-from ...store.paths import SESSION_DIRS
+from ...store.foreign.ways import SESSION_DIRS, make_own_folder, refuse_reachable
 
 _HASH_MARK: Final = b"zerotune-source:"
 _MAX_BYTES: Final = 64 * 2**20

@@ -77,8 +77,10 @@ class Fabric:
             for span in cell.spans
         }
         self._environment = file.environment
-        # What a variable would do has no part in what the fabric is without it.
-        facts = {name: getattr(file, name) for name in file.__struct_fields__ if name != "environment"}
+        self._adapters = file.adapters
+        # What the adapters are called, or a variable would do, has no part in what calls take without it.
+        left_out = ("adapters", "environment")
+        facts = {name: getattr(file, name) for name in file.__struct_fields__ if name not in left_out}
         content = msgspec.json.encode([facts, sorted(recorded.items()), *([node.topology] if node else [])])
         self._digest = hashlib.blake2b(content, digest_size=6).hexdigest()
         self._topologies: dict[CommunicatorClass, Topology] = {}
@@ -278,6 +280,7 @@ class Fabric:
             "type_intra": self.belief.type_intra,
             "cpu_is_amd": self.belief.cpu_is_amd,
             "comm_channels": span.comm_channels,
+            "adapters": self._adapters,
             "device_mb": self.memory.device_mb,
             "channel_mb": self.memory.channel_mb,
             "nccl_version": ".".join(map(str, catalog.NEWEST_MODELLED)),

@@ -150,6 +150,8 @@ class FabricFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine: str | None = None
     """What stands for a node when NCCL's own library decides: a described machine, or a topology file (.xml) beside
     the fabric file."""
+    adapters: str = ""
+    """What Linux would tell of a node's network adapters, as `agent/machine/adapters.py` has it."""
     environment: tuple[Variable, ...] = ()
     """What the job's environment may change; all other variables change nothing."""
 

@@ -10,6 +10,8 @@ from typing import Final
 
 from ..errors import UntrustedError
 
+SESSION_DIRS = "/run/user"
+"""Where systemd makes each user's runtime directory, which cron and batch jobs are not told of."""
 _MOST_LINKS: Final = 40
 """As the kernel follows on one way."""
 

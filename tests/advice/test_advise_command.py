@@ -36,14 +36,14 @@ def test_the_document_says_what_was_assumed(monkeypatch, capsys):
     assert found["measured"] == []
     named = json.loads(
         advise(monkeypatch, capsys, "--layers", "32", "--hidden", "4096", "--heads", "32", "--sequence", "4096",
-               "--vocabulary", "32000", "--gpu", "a100_40gb", "--machine", "p4d", "--json")
+               "--vocabulary", "32000", "--gpu", "a100_40gb", "--fabric", "p4d", "--json")
     )  # fmt: skip
     assert len(named["assumptions"]) == 3
 
 
 def test_tables_and_a_picture(monkeypatch, capsys, tmp_path):
     path = tmp_path / "advice.svg"
-    assert advise(monkeypatch, capsys, "1.3B", "--machine", "h100_ib_2", "--nodes", "2", "--picture", str(path))
+    assert advise(monkeypatch, capsys, "1.3B", "--fabric", "h100_ib_2", "--nodes", "2", "--picture", str(path))
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
 
 

@@ -17,7 +17,7 @@ ZEROTUNE = (sys.executable, "-m", "zerotune.tuner.cli")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 TRAIN = (str(ROOT / "zero_runtime" / "examples" / "train.py"), "--layers", "2", "--width", "256", "--steps", "60")
 MODEL = ("--layers", "2", "--hidden", "256", "--heads", "4", "--sequence", "128", "--vocabulary", "256")
-WHERE = ("--machine", "ethernet_boxes", "--nodes", "2", "--precision", "fp32")
+WHERE = ("--fabric", "ethernet_boxes", "--nodes", "2", "--precision", "fp32")
 ASKED = (*MODEL, *WHERE, "--stage", "3", "--batch", "2")
 
 

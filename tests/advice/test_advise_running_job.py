@@ -20,7 +20,7 @@ ZEROTUNE = (sys.executable, "-m", "zerotune.tuner.cli")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 TRAIN = (str(ROOT / "zero_runtime" / "examples" / "train.py"), "--stage", "3", "--width", "256", "--steps", "300")
 MODEL = ("--layers", "4", "--hidden", "256", "--heads", "4", "--sequence", "128", "--vocabulary", "256")
-WHERE = ("--machine", "ethernet_boxes", "--nodes", "2", "--precision", "fp32")
+WHERE = ("--fabric", "ethernet_boxes", "--nodes", "2", "--precision", "fp32")
 RAN = ("--watch", "--ran", "stage=3,batch=4,bucket-mb=32,prefetch=1", "--json")
 
 

@@ -18,6 +18,8 @@ from zerotune.tuner.cli.renamed import COMMANDS, renamed
         ("nccl dgx_h100 --min-bytes 64K --max-bytes 1M", "predict dgx_h100 --sizes 64K:1M"),
         ("nccl dgx_h100 --max-bytes=1M", "predict dgx_h100 --sizes 1K:1M"),
         ("memory --model 7B --ranks 8", "advise --memory 7B --ranks 8"),
+        ("advise 7.5B --machine p4d", "advise 7.5B --fabric p4d"),
+        ("hardware add mine --nccl=libnccl.so.2", "hardware add mine --library=libnccl.so.2"),
         ("models list", "store models"),
         ("stage test traces", "explain --trace traces"),
         ("import x.log --n-nodes=2", "store import x.log --nodes=2"),

@@ -65,7 +65,7 @@ def test_winners_of_a_book_as_tables(book: Path, run: Run, tmp_path: Path, to: s
 
 def test_advice_from_a_book(book: Path, run: Run) -> None:
     """Collectives of 16 ranks that are slower than on a DGX A100 make the advice more modest."""
-    words = ["advise", "1B", "--machine", "dgx_a100", "--nodes", 2, "--json"]
+    words = ["advise", "1B", "--fabric", "dgx_a100", "--nodes", 2, "--json"]
     assumed = json.loads(run(*words))
     told = json.loads(run(*words, "--measured", book, "--fabric-id", "wins"))
     assert told != assumed
@@ -85,7 +85,7 @@ def test_advice_from_a_book_of_nothing_or_of_other_gpus_is_refused(run: Run, tmp
                       np.zeros(80, int), measured(40), 1, None)  # fmt: skip
         Storage(str(tmp_path / f"fleet{capability}"), writes=True).put(*packed)
         build(str(tmp_path / f"fleet{capability}"), tmp_path / f"{capability}.book")
-    words = ["advise", "1B", "--machine", "dgx_a100", "--nodes", 2, "--json", "--measured"]
+    words = ["advise", "1B", "--fabric", "dgx_a100", "--nodes", 2, "--json", "--measured"]
     assert json.loads(run(*words, tmp_path / "80.book"))["measured"]
     for name in ("empty.book", "90.book"):
         with pytest.raises(UserError):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import tarfile
 import zipfile
 
@@ -47,6 +48,12 @@ def test_an_installation_lets_the_agent_in_where_the_environment_is_not_looked_a
     for variable in ("ZEROTUNE_LAUNCH", "NCCL_ZEROTUNE"):
         found = run(environment.python, "-I", "-c", script, env=names | {variable: "1"}).stdout.split()
         assert found == ["True", "True"], variable
+
+
+def test_the_libraries_are_compiled_with_the_standard_library_alone():
+    """A build has an environment of its own, without our dependencies."""
+    script = f"import sys; sys.path.insert(0, {str(CHECKOUT / 'src')!r}); import zerotune.agent.nccl.compiled"
+    run(sys.executable, "-I", "-S", "-c", script)
 
 
 def test_every_source_in_c_is_in_the_wheels(built):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import textwrap
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, Final
 
 import typer
@@ -26,7 +28,8 @@ from .offline.report import report
 from .offline.sweep import sweep
 
 METAVARS: Final = {"path": "PATH", "Path": "PATH", "int": "N", "float": "NUMBER"}
-"""What stands for a value in help, by its type; for all others TEXT."""
+"""What stands for a value in help, by its type; for all others the last word of the option's name."""
+_WIDTH: Final = 80
 
 
 app = typer.Typer(
@@ -89,9 +92,9 @@ def command_line() -> Any:
 
 
 def _name_values(commands: Iterable[Any]) -> None:
-    """Let help name values by a word, where typer names a type of Python's, and leave examples in one piece."""
+    """Let help name values by a word, where typer names a type of Python's, and write examples as they are typed."""
     for command in commands:
-        command.help = re.sub(r"\n\n(?=[^\n]*: zerotune )", "\n\n\b\n", command.help or "")
+        command.format_help_text = partial(_write_help_text, command)
         for one in command.params:
             kind = one.bare_type().removeprefix("list[").rstrip("]")
             if one.param_type_name == "argument":
@@ -99,5 +102,20 @@ def _name_values(commands: Iterable[Any]) -> None:
                 one.display_type = lambda ctx: ""
             elif one.metavar is None and not one.is_flag:
                 choices = [str(getattr(value, "value", value)) for value in one.type_descriptor.choices or ()]
-                one.metavar = "|".join(choices) or METAVARS.get(kind, "TEXT")
+                one.metavar = "|".join(choices) or METAVARS.get(kind) or one.opts[0].rpartition("-")[2].upper()
         _name_values(getattr(command, "commands", {}).values())
+
+
+def _write_help_text(command: Any, ctx: Any, formatter: Any) -> None:
+    """Write what a command does; an example that is too long for a line goes on behind a backslash."""
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text(re.sub(r"\n\n([^\n]*:) (zerotune [^\n]*)", _example, inspect.cleandoc(command.help or "")))
+
+
+def _example(found: re.Match[str]) -> str:
+    words, command = found.groups()
+    if len(f"  {words} {command}") > _WIDTH:
+        lines = textwrap.wrap(command, _WIDTH - 6, break_long_words=False, break_on_hyphens=False)
+        return f"\n\n\b\n{words}\n  " + " \\\n    ".join(lines)
+    return f"\n\n\b\n{words} {command}"

@@ -9,6 +9,13 @@ import typer
 
 from ...store.errors import ZerotuneError
 
+COLLECTIVES = (
+    "all_gather, reduce_scatter, all_reduce, broadcast, reduce, all_to_all, send_recv, send, recv, gather, scatter"
+)
+GPUS = (
+    "v100_16gb, v100_32gb, a100_40gb, a100_80gb, a800_80gb, l40s_48gb, h100_80gb, h100_96gb, h200_141gb, b200_180gb"
+)
+"""As help lists them: without importing what knows them."""
 Completion = Callable[[typer.Context, str], list[str]]
 
 
@@ -113,6 +120,7 @@ def _fabric_ids(ctx: typer.Context) -> Iterable[str]:
 
 
 fabrics, collectives, swept = of(_fabrics), of(_collectives), of(_swept)
+described = of(lambda ctx: dict.fromkeys([*_machines(ctx), *_fabrics(ctx)]))
 machines, user_fabrics = of(_machines), of(_user_fabrics)
 phases, formats = of(_phases), of(_formats)
 optimizers, precisions, policies, gpus = of(_optimizers), of(_precisions), of(_policies), of(_gpus)

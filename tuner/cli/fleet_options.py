@@ -29,7 +29,9 @@ def _a_contributor(value: str | None) -> str | None:
 Listen = Annotated[
     str | None,
     typer.Option(
-        "--listen", help="Also listen at tcp://HOST:PORT for the daemons of a job's other nodes (*: any host, or port)."
+        "--listen",
+        help="Also listen there for the daemons of a job's other nodes (*: any host, or port).",
+        metavar="tcp://HOST:PORT",
     ),
 ]
 Fleet = Annotated[
@@ -37,6 +39,7 @@ Fleet = Annotated[
     typer.Option(
         "--fleet",
         help="Write what is measured below this URL for other nodes: a directory, s3://BUCKET/PREFIX ...",
+        metavar="URL",
     ),
 ]
 Contributor = Annotated[

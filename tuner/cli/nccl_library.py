@@ -11,7 +11,7 @@ from ...store.errors import UserError
 
 NcclLibrary = Annotated[
     Path | None,
-    typer.Option("--library", "--nccl", help="A libnccl.so.2; default: NCCL_LIBRARY, else the one that torch brings."),
+    typer.Option("--library", help="A libnccl.so.2; default: NCCL_LIBRARY, else the one that torch brings."),
 ]
 
 

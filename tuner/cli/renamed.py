@@ -64,7 +64,9 @@ OPTIONS: Final = {
     "launch": {"--start-daemon": "--daemon", "--no-start-daemon": "--no-daemon"},
     "sweep": {"--n-ranks": "--ranks", "--budget": "--samples-share", "--precision": "--half-width"},
     "store": {"--n-ranks": "--ranks", "--n-nodes": "--nodes", "--overwrite": "--force"},
-    "advise": {"--gpus": "--ranks-per-node"},
+    "advise": {"--gpus": "--ranks-per-node", "--machine": "--fabric"},
+    "predict": {"--nccl": "--library"},
+    "hardware": {"--nccl": "--library"},
 }
 """What options became, by command."""
 

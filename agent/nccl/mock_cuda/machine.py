@@ -139,14 +139,14 @@ def read_machine(path: Path) -> Machine:
         what = f"{n_bare} GPUs by their PCI class alone" if n_bare else f"{n_others} PCI devices and no GPU"
         raise UserError(
             f"{path} has {what}: NCCL asks the machine for the GPUs' kind, links and adapters",
-            ("say --gpu (`nccl`, `advise`), or " if n_bare else "") + _DUMP,
+            ("say --gpu (`predict`, `advise`), or " if n_bare else "") + _DUMP,
         )
     if len({cpu.get("host_hash") for cpu in root.iter("cpu")} - {None}) > 1:
         raise UserError(f"{path} joins several hosts, and NCCL_TOPO_FILE is of one", "leave one host's <cpu> in it")
     if lacks_links(root):
         raise UserError(
             f"{path} has {len(gpus)} GPUs without links or PCI device: NCCL asks the machine for their NVLinks",
-            ("say --gpu (`nccl`, `advise`), " if len(gpus) == ON_A_BASEBOARD else "")
+            ("say --gpu (`predict`, `advise`), " if len(gpus) == ON_A_BASEBOARD else "")
             + f"give their PCIe cards a `device` if they have none, or {_DUMP}",
         )
     for what, found in (("GPUs", gpus), ("network adapters", nics)):

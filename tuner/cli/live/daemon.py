@@ -56,7 +56,8 @@ def run(
     ] = None,
     curve_keys: CurveKeys = None,
     metrics: Annotated[
-        str | None, typer.Option(help="Serve Prometheus metrics at HOST:PORT, from a process of their own.")
+        str | None,
+        typer.Option(help="Serve Prometheus metrics there, from a process of their own.", metavar="HOST:PORT"),
     ] = None,
     retention_days: Annotated[
         int, typer.Option(help="Days on which anything was measured that are kept, the newest.", min=1)
@@ -85,10 +86,12 @@ def run(
         Share | None,
         typer.Option(help="With --all-users: who else learns what a user's jobs measured; default: private."),
     ] = None,
-    ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    ready_fd: Annotated[
+        int | None, typer.Option(help="Write a line to this file descriptor, and close it, once the daemon answers.")
+    ] = None,
     fleet: Fleet = None,
     contributor: Contributor = None,
-    end_with_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
+    end_with_pid: Annotated[int | None, typer.Option(help="End once this process has ended.")] = None,
     book: BookUrl = None,
     book_key: BookKey = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,

@@ -40,13 +40,16 @@ from ..trial_options import (
 )
 
 if TYPE_CHECKING:
+    from ....agent.launch import LaunchRequest
     from ....store.wire import DaemonOptions, StatusReply
 
 IDLE_EXIT_S = 1800.0
 """A daemon that we start ends after this time without a rank: big models are loaded for minutes before they train."""
 
 
-OF_THE_JOB = ("--numerics", "--shadow", "--tune-for", "--compare")
+OF_THE_JOB = ("--numerics", "--shadow", "--tune-for", "--compare", "--tune-environment")
+COMPARED_STEPS = 80
+"""Of a job whose environment is tuned, unless --compare says."""
 EXCLUDING = (
     ("--no-agent", "--plan", "without the agent no plan comes into force"),
     ("--no-agent", "--log-trace", "without the agent no collective is logged"),
@@ -106,6 +109,17 @@ def launch(
     shadow: Shadow = False,
     tune_for: TuneFor = None,
     compare: Compare = None,
+    tune_environment: Annotated[
+        bool,
+        typer.Option(
+            "--tune-environment",
+            help="Try one change of NCCL's variables per start of this training, and keep what is proven.",
+        ),
+    ] = False,
+    environment_file: Annotated[
+        Path | None,
+        typer.Option("--environment-file", help="With --tune-environment: try these NAME=VALUE lines only."),
+    ] = None,
     numerics: Numerics = NumericsChoice.any,
     listen: Listen = None,
     fleet: Fleet = None,
@@ -170,6 +184,7 @@ def launch(
         "--shadow": shadow,
         "--tune-for": tune_for is not None,
         "--compare": compare is not None,
+        "--tune-environment": tune_environment,
         "--listen": listen is not None,
         "--fleet": fleet is not None,
         "--contributor": contributor is not None,
@@ -178,6 +193,8 @@ def launch(
         "--endpoint": endpoint is not None and endpoint != os.environ.get("ZEROTUNE_ENDPOINT"),
     }  # what the environment sets holds for other commands, too
     _refuse_contradictions(given, start_daemon=start_daemon)
+    if environment_file is not None and not tune_environment:
+        raise UserError("--environment-file is useless without --tune-environment", "add that")
     trial = (budget_percent, memory_threshold, no_explore, False)
     for_daemon = given_arguments(*trial)
     # Now: what is wrong with them belongs here, not in the daemon's log.
@@ -252,6 +269,8 @@ def launch(
                 f" {answer.daemon_pid}) has its own; `zerotune daemon stop` ends it",
                 file=sys.stderr,
             )
+    if tune_environment:
+        request = _with_environment(request, answer, environment_file)
     sys.stdout.flush()
     if agent and not quiet:
         with contextlib.suppress(OSError):  # on a full disk the job ends without a line
@@ -262,6 +281,31 @@ def launch(
     except OSError as error:  # say, a script without a #! line
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"command {command[0]!r} cannot be run: {reason}", "put its interpreter before it") from error
+
+
+def _with_environment(request: LaunchRequest, answer: StatusReply | None, own: Path | None) -> LaunchRequest:
+    """With what this start of the training shall try, if rank 0 is on this node."""
+    from msgspec import structs
+
+    from ...environment.proposal import propose
+
+    if answer is None:
+        if own is not None:
+            from ...environment.candidates import read_candidates
+
+            read_candidates(own)
+        print("zerotune: --tune-environment is not used: no daemon answers that could remember it", file=sys.stderr)
+        return request
+    found = propose(Path(answer.store_path), request.command, request.name, own, request.environment)
+    print(
+        f"zerotune: the job runs with {found.variables or 'the usual environment'}: {found.why}"
+        f" (`zerotune explain --environment`)",
+        file=sys.stderr,
+    )
+    told = request.job_options
+    if not told.compare_steps and not told.shadow:  # starts are compared by what NCCL's own choice takes
+        told = structs.replace(told, compare_steps=COMPARED_STEPS)
+    return replace(request, job_options=told, workload=found.workload, proposed_environment=found.variables)
 
 
 def _bounds(options: DaemonOptions | None) -> tuple[float, ...]:

@@ -17,7 +17,8 @@ def metrics(
     endpoint: Endpoint = None,
     store: StorePath = None,
     serve: Annotated[
-        str | None, typer.Option(help="Serve them over HTTP at HOST:PORT until interrupted, instead of printing once.")
+        str | None,
+        typer.Option(help="Serve them over HTTP until interrupted, instead of printing once.", metavar="HOST:PORT"),
     ] = None,
     dashboard: Annotated[
         Path | None, typer.Option(help="Write the Grafana dashboard to this JSON file, and nothing else.")

@@ -32,7 +32,9 @@ def status(
         float, typer.Option(help="With --watch: seconds between two looks.", min=0.2, callback=a_number)
     ] = 1.0,
     web: Annotated[bool, typer.Option("--web", help="Serve a live, read-only page of the jobs until Ctrl-C.")] = False,
-    listen: Annotated[str, typer.Option(help="With --web: serve at HOST:PORT; port 0 is a free one.")] = LISTEN,
+    listen: Annotated[
+        str, typer.Option(help="With --web: serve there; port 0 is a free one.", metavar="HOST:PORT")
+    ] = LISTEN,
     token: Annotated[
         bool,
         typer.Option(help="With --web: serve only those who know the printed address; without, only this machine."),

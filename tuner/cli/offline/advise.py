@@ -10,7 +10,7 @@ import typer
 from ....store.errors import UserError
 from ....store.foreign.regular_file import begin_of
 from .. import completion
-from ..options import AsJson, FabricName, JobOfStore, NicGbps, a_number, console, print_json
+from ..options import AsJson, JobOfStore, NicGbps, a_number, console, print_json
 from ..paths import output_file, store_path
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ...advice.problem import Problem
     from ...offline.advise.measured import Facts
 
+_MACHINE = "dgx_h100"
 _RECOMPUTES = ("none", "half", "full")
 _FRAMEWORKS = ("fsdp2", "deepspeed", "zero_runtime")
 
@@ -34,12 +35,14 @@ def advise(
     heads: Annotated[int | None, typer.Option(help="Attention heads; default: of 128 each.")] = None,
     sequence: Annotated[int | None, typer.Option(help="Tokens of a sequence.", min=1)] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Words.", min=1)] = None,
-    machine: Annotated[
-        str,
+    fabric: Annotated[
+        str | None,
         typer.Option(
-            help="A machine (`zerotune hardware`), a topology file, or a fabric.", autocompletion=completion.machines
+            help="A machine or fabric of `zerotune hardware`, or a topology file; default: dgx_h100. With --overlap a"
+            " fabric alone; default: h100_ib_16.",
+            autocompletion=completion.described,
         ),
-    ] = "dgx_h100",
+    ] = None,
     nodes: Annotated[int, typer.Option(help="Nodes.")] = 1,
     ranks_per_node: Annotated[
         int | None, typer.Option(help="Ranks of each node; default: all of its GPUs.", min=1)
@@ -47,7 +50,7 @@ def advise(
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="a100_80gb, h100_80gb, ...; default: what the machine usually has.", autocompletion=completion.gpus
+            help=f"Of {completion.GPUS}; default: what the machine usually has.", autocompletion=completion.gpus
         ),
     ] = None,
     nic_gbps: NicGbps = None,
@@ -57,9 +60,15 @@ def advise(
     peak_tflops: Annotated[
         float | None, typer.Option("--peak-tflops", help="Peak of a GPU in 16 bits.", callback=a_number)
     ] = None,
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.", autocompletion=completion.precisions)] = "bf16",
+    precision: Annotated[
+        str, typer.Option(help="Of the model.", metavar="fp32|bf16|fp16", autocompletion=completion.precisions)
+    ] = "bf16",
     optimizer: Annotated[
-        str, typer.Option(help="adam, sgd, momentum, ...", autocompletion=completion.optimizers)
+        str,
+        typer.Option(
+            help="Of adam, adamw, radam, nadam, adamax, rmsprop, adagrad, momentum and sgd.",
+            autocompletion=completion.optimizers,
+        ),
     ] = "adam",
     headroom: Annotated[
         float, typer.Option(help="Percent of a GPU's memory to leave free.", min=0, max=90, callback=a_number)
@@ -73,7 +82,9 @@ def advise(
     stage: Annotated[list[int] | None, typer.Option(help="Only this stage, 0 to 3; repeat it.", min=0, max=3)] = None,
     recompute: Annotated[
         list[str] | None,
-        typer.Option(help="Only none, half or full; repeat it.", autocompletion=completion.one_of(*_RECOMPUTES)),
+        typer.Option(
+            help="Only this; repeat it.", metavar="|".join(_RECOMPUTES), autocompletion=completion.one_of(*_RECOMPUTES)
+        ),
     ] = None,
     no_flash: Annotated[bool, typer.Option("--no-flash", help="Attention is not fused.")] = False,
     compiled: Annotated[bool, typer.Option("--compiled", help="The model runs under torch.compile.")] = False,
@@ -81,7 +92,8 @@ def advise(
     config: Annotated[
         str | None,
         typer.Option(
-            help="Print the best one for fsdp2, deepspeed or zero_runtime.",
+            help="Print the best one for this framework.",
+            metavar="|".join(_FRAMEWORKS),
             autocompletion=completion.one_of(*_FRAMEWORKS),
         ),
     ] = None,
@@ -93,7 +105,10 @@ def advise(
         str | None, typer.Option("--fabric-id", help="Of a book with several fabrics, the one that is meant.")
     ] = None,
     ran: Annotated[
-        str | None, typer.Option(help="What that job ran, e.g. stage=3,batch=2,recompute=full: its steps count, too.")
+        str | None,
+        typer.Option(
+            help="What that job ran, e.g. stage=3,batch=2,recompute=full: its steps count, too.", metavar="SETTINGS"
+        ),
     ] = None,
     job: JobOfStore = None,
     watch: Annotated[
@@ -107,19 +122,29 @@ def advise(
     overlap: Annotated[
         bool, typer.Option("--overlap", help="With --memory: show up to how many ranks gathers hide.")
     ] = False,
-    fabric: FabricName = None,
-    layer: Annotated[str, typer.Option(help="With --overlap: parameters of one layer.")] = "50M",
+    layer: Annotated[str, typer.Option(help="With --overlap: parameters of one layer.", metavar="PARAMETERS")] = "50M",
     tokens: Annotated[int, typer.Option(help="With --overlap: tokens per rank and step.", min=1)] = 4096,
     group: Annotated[int, typer.Option(help="With --overlap: ranks per group of hybrid sharding.", min=1)] = 64,
+    environment: Annotated[
+        bool,
+        typer.Option("--environment", help="Only: which of NCCL's variables to try first on the machine of --job."),
+    ] = False,
     picture: Annotated[Path | None, typer.Option(help="Write a picture of the best three, .svg or .png.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Which ZeRO configurations fit a cluster, and what each gives. Nothing runs.
 
-    Example: zerotune advise 7.5B --machine dgx_h100 --nodes 2
+    Example: zerotune advise 7.5B --fabric dgx_h100 --nodes 2
 
     Only memory and communication: zerotune advise 7.5B --memory --ranks 64
     """
+    if environment:
+        if model is not None:
+            raise UserError(f"--environment does not use the model {model}", "leave one of them out")
+        from ...environment import shown as environments
+
+        environments.render_advice(environments.known(store_path(None), job), console())
+        return
     if memory:
         from .memory_shown import show, show_overlaps
 
@@ -150,7 +175,7 @@ def advise(
     problem = Problem(
         shape=document.model_shape(model, layers, hidden, heads, sequence, vocabulary),
         cluster=cluster(
-            machine,
+            fabric or _MACHINE,
             nodes,
             DEFAULT,
             gpus_per_node=ranks_per_node,

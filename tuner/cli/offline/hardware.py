@@ -51,7 +51,7 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
     for name, description in described.items():
         shape = [str(description[what]) for what in ("max_nodes", "ranks_per_node") if what in description]
         fabrics.add_row(name, str(description["title"]), " x ".join(shape))
-    machines_table = Table("machine", "what it is", title="To predict for (predict NAME, advise --machine NAME)")
+    machines_table = Table("machine", "what it is", title="To predict for (predict NAME, advise --fabric NAME)")
     for name, machine in MACHINES.items():
         machines_table.add_row(name, machine.title)
     console().print(fabrics)
@@ -79,6 +79,8 @@ def add(
     from ...offline.user_fabrics import keeping
 
     keeping.check_name(name, force=force)
+    if not topology.exists():
+        raise FabricError(f"there is no topology file {topology}", "name one that NCCL_TOPO_DUMP_FILE wrote")
     found_library = nccl_library(library)
     with progress_console().status("NCCL searches the topology"):
         added = keeping.add(

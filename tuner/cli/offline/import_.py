@@ -18,7 +18,9 @@ FormatName = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="Format by its name in docs/reference/formats.md, where the file's beginning does not show it.",
+        help="Where the file's beginning does not show its format: zerotune, flight_recorder, flight_recorder_pickle,"
+        " kineto, execution_trace, nccl_tests_json, inspector, profiler_events, tuner_csv, measurements_csv,"
+        " summary_csv, nccl_tests, nccl_debug or chakra (docs/reference/formats.md).",
         autocompletion=completion.formats,
     ),
 ]
@@ -26,7 +28,7 @@ CollectiveName = Annotated[
     str | None,
     typer.Option(
         "--collective",
-        help="What was run, where the files do not say: all_reduce, all_gather ...",
+        help=f"What was run, where the files do not say: {completion.COLLECTIVES}.",
         autocompletion=completion.collectives,
     ),
 ]

@@ -10,7 +10,7 @@ import typer
 from ....store.errors import UserError
 from .. import completion
 from ..nccl_library import NcclLibrary, nccl_library
-from ..options import AsJson, FabricName, NicGbps, StorePath, console, print_json
+from ..options import AsJson, NicGbps, StorePath, console, print_json
 from ..paths import output_file, store_path
 from ..sizes import parse_bytes
 
@@ -53,7 +53,7 @@ def predict(
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="h100_80gb, ...: what a topology file leaves to the machine, as on a baseboard of eight.",
+            help=f"Of {completion.GPUS}: what a topology file leaves to the machine, as on a baseboard of eight.",
             autocompletion=completion.gpus,
         ),
     ] = None,
@@ -66,7 +66,14 @@ def predict(
         Path | None, typer.Option(help="A plan file to judge, or NVIDIA's tuner CSV: 1 if a row does nothing there.")
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture of the choices, .png or .svg.")] = None,
-    fabric: FabricName = None,
+    fabric: Annotated[
+        str | None,
+        typer.Option(
+            help="Without MACHINE: a fabric of `zerotune hardware` or its file, in place of what is here; a machine's"
+            " name or topology file stands for MACHINE.",
+            autocompletion=completion.described,
+        ),
+    ] = None,
     store: StorePath = None,
     as_json: AsJson = False,
 ) -> None:
@@ -78,6 +85,10 @@ def predict(
 
     Of a machine to emulate: zerotune predict --fabric h100_ib_16
     """
+    from ....agent.nccl.twin.machines import MACHINES
+
+    if topology is None and fabric is not None and (fabric in MACHINES or fabric.endswith(".xml")):
+        topology, fabric = fabric, None
     counts, n_bytes = None if nodes is None else _counts(nodes), None if sizes is None else _sizes(sizes)
     if topology is None:
         of_a_machine = {
@@ -93,7 +104,7 @@ def predict(
         raise UserError(f"both {topology} and --fabric {fabric} name a machine", "give one of them")
     _of_the_library(
         topology, counts or [1], n_bytes or _sizes("1K:1G"), collective, ranks_per_node, gpu, nic_gbps,
-        nccl_library(library), against, plan, picture, as_json=as_json,
+        library, against, plan, picture, as_json=as_json,
     )  # fmt: skip
 
 
@@ -124,7 +135,7 @@ def _of_the_library(
     ranks_per_node: int | None,
     gpu: str | None,
     nic_gbps: float | None,
-    library: Path,
+    named_library: Path | None,
     against: Path | None,
     plan: Path | None,
     picture: Path | None,
@@ -144,6 +155,7 @@ def _of_the_library(
     wanted = [Collective[_known(name)] for name in collective or _TUNED]
     found = []
     with topology_file(topology, find_gpu(gpu).capability if gpu else None, nic_gbps) as path:
+        library = nccl_library(named_library)
         for n_nodes in counts:
             machine = read_machine(path)
             connect(machine, topology, n_nodes)

@@ -88,6 +88,8 @@ def _plot(
     from ...offline.report.facts import TRAIN_FIRST, gather, untrained
     from ...offline.report.pictures import pictures
 
+    if name not in (*NAMES, "list"):
+        raise UserError(f"there is no picture {name!r}", f"use one of {', '.join(NAMES)}")
     facts = gather(store, job, summary, trace)
     drawn, missing = pictures(facts)
     found = {picture.name: picture for picture in drawn}
@@ -100,13 +102,11 @@ def _plot(
     elif name in _OF_TRACES:
         what = "timeline" if name == "timeline" else "picture of the ranks"
         raise UserError(f"there is no {what}: {missing[name]}" if trace else f"the {what} needs a trace", A_TRACE)
-    elif name in NAMES:
+    else:
         if not facts.is_of_training:
             raise untrained(facts)
         remedy = f"use one of {', '.join(found)}" if found else TRAIN_FIRST
         raise UserError(f"this job has nothing for the picture {name!r}", remedy)
-    else:
-        raise UserError(f"there is no picture {name!r}", f"use one of {', '.join(NAMES)}")
 
 
 def _line(name: str, found: Container[str]) -> str:

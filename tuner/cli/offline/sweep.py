@@ -19,7 +19,9 @@ def sweep(
     ranks: Annotated[int, typer.Option(help="Ranks to start on this machine.")] = 2,
     collective: Annotated[
         list[str],
-        typer.Option(help="Collectives to measure; may be given several times.", autocompletion=completion.swept),
+        typer.Option(
+            help="Of all_gather, reduce_scatter, all_reduce and broadcast; repeat it.", autocompletion=completion.swept
+        ),
     ] = [  # noqa: B006 - typer reads the default, nobody changes it
         "all_gather",
         "reduce_scatter",
@@ -56,7 +58,9 @@ def sweep(
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            help="Measure nothing: compare two sweeps, by job id or fabric id.", autocompletion=completion.jobs
+            help="Measure nothing: compare two sweeps, by job id or fabric id.",
+            metavar="ID ID",
+            autocompletion=completion.jobs,
         ),
     ] = None,
     as_json: AsJson = False,

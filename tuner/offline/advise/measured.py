@@ -174,7 +174,7 @@ def _check_gpus(cluster: Cluster, facts: Facts, origin: str) -> None:
         raise UserError(
             f"{origin} is of GPUs of compute capability {found / 10:.1f}, and {cluster.name} has"
             f" {cluster.gpu.capability / 10:.1f}",
-            "name the machine that it was measured on with --machine",
+            "name the machine that it was measured on with --fabric",
         )
 
 
@@ -218,7 +218,7 @@ def _applied(
         if not 1 / _MOST_OFF < network < _MOST_OFF:
             raise UserError(
                 f"collectives of {origin} take {network:.3g} times what those of {problem.cluster.name} should",
-                "name the machine that it was measured on with --machine",
+                "name the machine that it was measured on with --fabric",
             )
         sentences.append(
             f"collectives take {network:.2f} times what the model says{_between((low, high))}, median of"
