@@ -85,10 +85,6 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
     "tuner/client": ("speaks to a daemon from outside a job", CONTRACTS | {"agent/daemon_link"}),
     "tuner/traces": ("reads other tools' traces and ours", RECORDED | {"agent/nccl", "tuner base"}),
     "tuner/modeling": ("what settings cost before they are tried", RECORDED | {"agent/nccl"}),
-    "tuner/environment": (
-        "which environment variables the next job tries, and what is proven",
-        CONTRACTS | {"tuner/modeling"},
-    ),
     "tuner/advice": (
         "which ZeRO configuration on which cluster, before anything runs",
         CONTRACTS | {"agent/nccl"},
@@ -140,6 +136,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         | {
             "tuner/all_users",
             "tuner/advice",
+            "tuner/environment",
             "tuner/fingerprint",
             "tuner/fleet",
             "tuner/learning",
