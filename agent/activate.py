@@ -116,6 +116,10 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
             # name: it is loaded already, and NCCL 2.27.3 takes no path.
             name, searches = plugin.path.name, settings.fabric is None
             before_first_group(lambda: other_plugins.take_places(os.environ, name, searches=searches))
+            if settings.workload:
+                from .environment import tune_environment
+
+                tune_environment(settings)
     session = Session(settings, plugin)
     hooks = StepHooks(session.on_region, session.on_boundary, session.on_replay, session.on_capture)
     hooks.install()

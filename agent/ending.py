@@ -13,8 +13,10 @@ from ..store.counted import counted
 from ..store.records import PlanRow, size_class
 from . import first_group
 from .daemon_link.channel import DAEMON_TIMEOUT_S
+from .daemon_link.line import listener_pid
 from .emulation import BACKEND, uses_nccl
-from .reasons import QUIET, Mark, Reason, leave, say, untuned
+from .failure import failure_in_words
+from .reasons import QUIET, Mark, Reason, leave, say, take_back, untuned
 from .settings import ENV_LAUNCH, AgentSettings
 
 if TYPE_CHECKING:
@@ -65,7 +67,13 @@ class Facts:
     """One that has answered does not any more."""
     listened_s: float = 0.0
     """How long this rank listened for one."""
+    is_absent: bool = False
+    """None has, and none listens there now."""
     endpoint: str = ""
+    shadow: str = ""
+    """What a daemon in shadow would have changed; empty: it is not."""
+    failure: str = ""
+    """How the script itself failed; empty: it did not, as far as is known."""
     reasons: Sequence[tuple[Reason, str]] = ()
     """What the agreement knows, the most important first."""
     replayed_share: float = 0.0
@@ -92,6 +100,8 @@ def line(facts: Facts) -> str:
 
 def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
     """The first thing that stood in the way, and its details."""
+    if facts.failure:
+        return Reason.script_failed, facts.failure
     if facts.n_ranks == 1:
         return Reason.one_rank, ""
     if BACKEND not in facts.backends and not uses_nccl(facts.backends):
@@ -110,9 +120,11 @@ def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
     if not facts.n_steps:
         return Reason.no_steps, ""
     if not (facts.has_heard or facts.has_plan_file):
-        if facts.listened_s < DAEMON_TIMEOUT_S:
+        if facts.listened_s < DAEMON_TIMEOUT_S and not facts.is_absent:
             return Reason.no_repetition, f"{facts.listened_s:.1f} seconds of listening to a daemon"
         return Reason.no_daemon, facts.endpoint
+    if facts.shadow:
+        return Reason.in_shadow, facts.shadow
     if facts.n_steps < LEAST_STEPS and not facts.n_matched:
         return Reason.no_repetition, counted(facts.n_steps, "step")
     if facts.is_silent:
@@ -180,6 +192,7 @@ def tell(
     has_heard: bool,
     is_silent: bool,
     listened_s: float,
+    shadow: str = "",
     reasons: Sequence[tuple[Reason, str]] = (),
     replayed_share: float = 0.0,
 ) -> None:
@@ -191,12 +204,17 @@ def tell(
         rows_of: of the latest plans, by epoch.
         is_silent: one that has answered does not any more.
         listened_s: how long this rank listened for one.
+        shadow: what a daemon in shadow would have changed; empty: it is not.
         reasons: what the agreement knows, the most important first.
     """
+    failure = failure_in_words()
+    is_told_last = bool(failure) and leave(Mark.failed, failure)
     group = first_group.made()
     if os.environ.get(ENV_LAUNCH) != "1" or not settings.agent_on or group is None or group.rank != 0:
         return
     leave(Mark.told)
+    if not failure:  # ranks that failed before were started anew
+        take_back(Mark.failed)
     if os.environ.get(QUIET) == "1":
         return
     counts = plugin.counters() if plugin is not None else None
@@ -218,8 +236,13 @@ def tell(
         has_heard=has_heard,
         is_silent=is_silent,
         listened_s=listened_s,
+        is_absent=not has_heard and settings.endpoint.startswith("ipc://") and listener_pid(settings.endpoint) is None,
+        shadow=shadow,
+        failure=failure,
         endpoint=settings.endpoint,
         reasons=reasons,
         replayed_share=replayed_share,
     )
-    say(line(facts))
+    told = line(facts)
+    if not (is_told_last and told.endswith(f"({Reason.script_failed.name})")):
+        say(told)

@@ -31,6 +31,7 @@ class Group:
 
 
 _waiting: list[Callable[[], None]] = []
+_with_store: list[Callable[[Any, int, int], None]] = []
 _is_watched = False
 _is_here = False
 _made: Group | None = None
@@ -72,14 +73,38 @@ def before_first_group(action: Callable[[], None]) -> None:
         _watch()
 
 
+def before_communicators(action: Callable[[Any, int, int], None]) -> None:
+    """Call `action` with the job's store, the rank and their number, before the first group makes anything of them."""
+    if not _is_here:
+        _with_store.append(action)
+        before_first_group(lambda: None)
+
+
+def _store_comes(store: Any, rank: int, world_size: int) -> None:
+    while _with_store:
+        try:
+            _with_store.pop(0)(store, rank, world_size)
+        except Exception as error:  # training must start whatever is wrong with us
+            logger.warning("zerotune: %s", error)
+
+
 def _watch() -> None:
     from torch.distributed import distributed_c10d as c10d
 
-    original = c10d.init_process_group
+    original, meet = c10d.init_process_group, c10d.rendezvous
+
+    def rendezvous(*args: Any, **kwargs: Any) -> Any:
+        for store, rank, world_size in meet(*args, **kwargs):
+            _store_comes(store, rank, world_size)
+            yield store, rank, world_size
+
+    c10d.rendezvous = rendezvous
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         _group_comes()
+        if _with_store and isinstance(kwargs.get("store"), dist.Store):
+            _store_comes(kwargs["store"], kwargs.get("rank", -1), kwargs.get("world_size", -1))
         result = original(*args, **kwargs)
         if _made is None:
             with contextlib.suppress(Exception):  # a group that is none of ours to understand

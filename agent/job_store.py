@@ -25,10 +25,15 @@ def open_job_store(store: dist.Store | None = None) -> dist.Store:
     """
     from torch.distributed.distributed_c10d import _get_default_store
 
-    return dist.PrefixStore(PREFIX, _second_connection(store if store is not None else _get_default_store()))
+    return dist.PrefixStore(PREFIX, second_connection(store if store is not None else _get_default_store()))
 
 
-def _second_connection(store: Any) -> Any:
+def second_connection(store: Any) -> Any:
+    """A connection to `store` that nobody else blocks.
+
+    Raises:
+        RuntimeError: it cannot be opened twice.
+    """
     if hasattr(store, "clone"):
         return store.clone()
     # Older torch: PrefixStore hides its prefix, so the keys go below ours at the root.

@@ -7,6 +7,7 @@ starts; warnings say what will not happen (tuning, mostly).
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import os
 import shlex
 import shutil
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..store.errors import PlanError, PluginError, UserError
+from ..store.job_options import NOTHING_TOLD, JobOptions
 from ..store.plan_file import read_plan
 from . import reasons, settings
 from .nccl import fabric as fabrics
@@ -64,6 +66,10 @@ class LaunchRequest:
     """The job ends without the line that says what was tuned."""
     is_exact: bool = False
     """Only what cannot change a bit of the results is tuned."""
+    job_options: JobOptions = NOTHING_TOLD
+    workload: str = ""
+    """What starts of the same training have in common; empty: the environment is not tuned."""
+    proposed_environment: str = ""
     marks_dir: Path | None = None
     """Where processes of the job leave marks of how far they came."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -81,7 +87,7 @@ def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | N
     """
     problems = _command_problems(request)
     if request.fabric is not None:
-        problems += _fabric_problems(request.fabric, request.environment)
+        problems += _fabric_problems(request.fabric, request)
     if request.plan_path is not None:
         problems += _plan_problems(request.plan_path, request.fabric)
     if request.agent_on:
@@ -147,6 +153,11 @@ def environment(request: LaunchRequest) -> dict[str, str]:
         settings.ENV_SUMMARY: request.summary_path and request.summary_path.absolute(),
         settings.ENV_PLAN: request.plan_path and request.plan_path.absolute(),
         settings.ENV_NUMERICS: settings.EXACT if request.is_exact else None,
+        settings.ENV_WORKLOAD: request.workload or None,
+        settings.ENV_PROPOSED: request.proposed_environment or None,
+        settings.ENV_SHADOW: "1" if request.job_options.shadow else None,
+        settings.ENV_TUNE_FOR: request.job_options.tune_steps or None,
+        settings.ENV_COMPARE: request.job_options.compare_steps or None,
         reasons.QUIET: "1" if request.is_quiet else None,
         reasons.MARKS: request.marks_dir,
         settings.ENV_CURVE_KEYS: request.keys_dir and request.keys_dir.absolute(),
@@ -201,10 +212,24 @@ def _scripts(command: Sequence[str]) -> list[Path]:
     return [Path(word) for word in words if not word.startswith("-")]
 
 
-def _fabric_problems(name: str, environment: Mapping[str, str]) -> list[Finding]:
+def _asked_ranks(command: Sequence[str]) -> int:
+    """Ranks that torchrun's options ask for; 0: they do not say."""
+    found = {"nnodes": 1, "nproc_per_node": 0}
+    for word, following in itertools.pairwise([*command, ""]):
+        if word.endswith(".py"):
+            break  # what follows is the script's
+        option, equals, value = word.partition("=")
+        name = option.lstrip("-").replace("-", "_")
+        value = (value if equals else following).partition(":")[0]  # of an elastic job the least
+        if option.startswith("--") and name in found and value.isascii() and value.isdigit():
+            found[name] = int(value)
+    return found["nnodes"] * found["nproc_per_node"]
+
+
+def _fabric_problems(name: str, request: LaunchRequest) -> list[Finding]:
     try:
-        fabrics.load(name)
-        EmulationSettings.from_environment(environment)
+        fabrics.load(name).refuse_more(_asked_ranks(request.command))
+        EmulationSettings.from_environment(request.environment)
     except UserError as error:
         return [Finding(error.problem, error.remedy, fatal=True)]
     try:

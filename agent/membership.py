@@ -97,6 +97,8 @@ class Membership:
         self._silent_since_s: float | None = None
         self.has_heard = False
         """Whether a daemon has answered at some time."""
+        self.shadow = ""
+        """What a daemon in shadow would have changed; empty: it is not."""
         self._drain: RecordDrain | None = None
         self._trace_log: TraceLog | None = None
         self._greeting: wire.Hello | None = None
@@ -232,6 +234,7 @@ class Membership:
                 epoch=epoch,
                 leader=leader,
                 name=self._settings.job_name,
+                options=self._settings.job_options,
             )
         elif (self._greeting.epoch, self._greeting.leader) != (epoch, leader):
             self._greeting = msgspec.structs.replace(self._greeting, epoch=epoch, leader=leader)
@@ -263,6 +266,7 @@ class Membership:
             # One daemon replaced another before its absence was noticed.
             self._is_daemon_new = self._daemon_pid not in (None, message.daemon_pid)
             self._daemon_pid = message.daemon_pid
+            self.shadow = message.shadow
         elif isinstance(message, wire.PlanOffer):
             if message.job_id == self._job_id:
                 if message.plan.last_epoch > self._highest_epoch:

@@ -17,6 +17,7 @@ QUIET = "ZEROTUNE_QUIET"
 class Reason(Enum):
     """Its name is the code that the line ends with; its value the words, completed with details."""
 
+    script_failed = "the script itself failed: {detail}"
     no_agent = "no process had the agent; run `zerotune doctor` in the environment that trains"
     no_group = "no process with the agent made a process group"
     cut_short = "rank 0 was killed before it could say what was tuned; `zerotune explain` has what is known"
@@ -32,23 +33,45 @@ class Reason(Enum):
     captured = "{detail} of the calls were replays of captured graphs, which keep the settings they were captured with"
     no_repetition = "the job ended after {detail}, too few to learn from"
     silent_daemon = "the daemon at {detail} was silent at the end, and tuning had paused"
+    in_shadow = "the job ran in shadow (--shadow), where nothing is changed: {detail}"
     nothing_better = "nothing better than NCCL's own choice had been proven for {detail}"
 
 
 class Mark(Enum):
-    """How far a process of a launched job came; the first three lead to the fourth, which rank 0 leaves."""
+    """How far a process of a launched job came; the first three lead to the fourth, which rank 0 leaves.
+
+    `failed` holds how the first script that failed did.
+    """
 
     agent = "agent"
     group = "group"
     rank_0 = "rank_0"
     told = "told"
+    failed = "failed"
 
 
-def leave(mark: Mark) -> None:
-    """Leave a mark for `zerotune.agent.vigil`. Never raises: on another node there is no such folder."""
+def leave(mark: Mark, words: str = "") -> bool:
+    """Leave a mark for `zerotune.agent.vigil`. Never raises: on another node there is no such folder.
+
+    Args:
+        words: that it holds, if it is the first of its kind.
+
+    Returns:
+        Whether it is there.
+    """
+    if not (folder := os.environ.get(MARKS)):
+        return False
+    path = Path(folder, mark.value)
+    with contextlib.suppress(OSError), path.open("x", encoding="utf-8") as file:
+        file.write(words)
+    return path.exists()
+
+
+def take_back(mark: Mark) -> None:
+    """Remove a mark that no longer holds. Never raises."""
     if folder := os.environ.get(MARKS):
         with contextlib.suppress(OSError):
-            Path(folder, mark.value).touch()
+            Path(folder, mark.value).unlink(missing_ok=True)
 
 
 def untuned(reason: Reason, detail: str = "", where: str = "") -> str:
@@ -60,7 +83,7 @@ def untuned(reason: Reason, detail: str = "", where: str = "") -> str:
     Returns:
         Such as "zerotune: nothing was tuned on this node: ...".
     """
-    told = "" if reason is Reason.cut_short else f"nothing was tuned{where}: "
+    told = "" if reason in (Reason.script_failed, Reason.cut_short) else f"nothing was tuned{where}: "
     return f"zerotune: {told}{reason.value.format(detail=detail)} ({reason.name})"
 
 

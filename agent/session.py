@@ -19,6 +19,7 @@ from . import ending
 from .agreement import AgreementCounters
 from .daemon_link.cost_book import CostBook
 from .emulation import BACKEND, uses_nccl
+from .failure import failure
 from .machine import identity
 from .membership import Membership
 from .nccl import other_plugins
@@ -260,7 +261,7 @@ class Session:
                 self._thread.join(CLOSE_TIMEOUT_S)
             self._timer.settle(is_last=True)
             if self._membership is not None:
-                self._membership.close(_failure())
+                self._membership.close(failure())
             elif self._settings.trace_dir is not None and os.environ.get("RANK", "0") == "0":
                 has_called = self._plugin is not None and self._plugin.n_calls() > 0
                 why = self._why_untraced or ("the job was over before the agent had joined it" if has_called else "")
@@ -285,6 +286,7 @@ class Session:
             has_heard=one is not None and one.has_heard,
             is_silent=one is not None and one.is_silent,
             listened_s=time.monotonic() - self._joined_at_s,
+            shadow=one.shadow if one is not None else "",
             reasons=one.reasons() if one is not None else (),
             replayed_share=self._graph_calls.share,
         )
@@ -305,14 +307,6 @@ class Session:
         self.n_errors += 1
         if self.n_errors == 1:
             logger.warning("zerotune: the agent met an error, training goes on: %s", error, exc_info=True)
-
-
-def _failure() -> str:
-    """Type of the exception that ended the script; empty: none did. Of `sys.exit(1)` Python tells nobody."""
-    from ..store import wire
-
-    name: str = getattr(getattr(sys, "last_type", None), "__name__", "")
-    return name.encode("ascii", "replace").decode()[: wire.MAX_ID_LENGTH]
 
 
 def _follow_runtime_phases(plugin: Plugin) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..store.job_names import is_job_name
+from ..store.job_options import MOST_STEPS, NOTHING_TOLD, JobOptions
 from ..store.paths import default_endpoint
 from .machine.launchers import local_rank
 
@@ -28,6 +29,13 @@ ENV_PLAN = "ZEROTUNE_PLAN"
 ENV_NUMERICS = "ZEROTUNE_NUMERICS"
 """`exact`: only what cannot change a bit is tuned."""
 EXACT = "exact"
+ENV_WORKLOAD = "ZEROTUNE_WORKLOAD"
+"""Set where `launch` tunes the environment: what starts of the same training have in common."""
+ENV_PROPOSED = "ZEROTUNE_PROPOSED_ENVIRONMENT"
+"""`NAME=VALUE` with spaces between: what all ranks shall start with, if rank 0 was told so and all can."""
+ENV_SHADOW = "ZEROTUNE_SHADOW"
+ENV_TUNE_FOR = "ZEROTUNE_TUNE_FOR"
+ENV_COMPARE = "ZEROTUNE_COMPARE"
 ENV_TICK_MS = "ZEROTUNE_TICK_MS"
 ENV_CURVE_KEYS = "ZEROTUNE_CURVE_KEYS"
 """Folder with the keys for a daemon at tcp://."""
@@ -54,6 +62,10 @@ class AgentSettings:
     job_name: str = ""
     is_exact: bool = False
     """Only collectives that compute nothing are tuned."""
+    job_options: JobOptions = NOTHING_TOLD
+    workload: str = ""
+    """Empty: the environment is not tuned."""
+    proposed_environment: str = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
@@ -71,6 +83,11 @@ class AgentSettings:
             tick_ms=tick_of(env.get(ENV_TICK_MS, "")) or DEFAULT_TICK_MS,
             job_name=name if is_job_name(name) else "",
             is_exact=env.get(ENV_NUMERICS) == EXACT,
+            workload=env.get(ENV_WORKLOAD, ""),
+            proposed_environment=env.get(ENV_PROPOSED, ""),
+            job_options=JobOptions(
+                env.get(ENV_SHADOW) == "1", _steps(env.get(ENV_TUNE_FOR, "")), _steps(env.get(ENV_COMPARE, ""))
+            ),
         )
 
 
@@ -103,6 +120,10 @@ def new_job_id() -> str:
 def is_first_of_node() -> bool:
     """Whether this rank speaks for its node in messages that the user should read only once."""
     return local_rank(os.environ) == 0
+
+
+def _steps(text: str) -> int:
+    return min(int(text), MOST_STEPS) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
 def _path(env: Mapping[str, str], name: str) -> Path | None:

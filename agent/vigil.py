@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from ..store.foreign.own_python import python_with
 from .reasons import Mark, Reason, say, untuned
@@ -36,6 +37,8 @@ def begin(folder: str) -> None:
 
 def missing(marks: set[str]) -> Reason | None:
     """What nobody has told, by the marks that processes on this node left; None: nothing."""
+    if Mark.failed.value in marks:
+        return Reason.script_failed
     if Mark.agent.value not in marks:
         return Reason.no_agent
     if Mark.group.value not in marks:
@@ -59,11 +62,12 @@ def main(pid: int, folder: str) -> None:
     _wait(pid)
     try:
         reason = missing(set(os.listdir(folder)))
+        how = Path(folder, Mark.failed.value).read_text("utf-8") if reason is Reason.script_failed else ""
     except OSError:  # somebody has cleaned up
         return
     shutil.rmtree(folder, ignore_errors=True)
     if reason is not None:
-        say(untuned(reason, where=" on this node"))
+        say(untuned(reason, how, where=" on this node"))
 
 
 if __name__ == "__main__":

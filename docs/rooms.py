@@ -121,6 +121,10 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         "the whole loop on this machine",
         RECORDED | {"agent base", "agent/nccl", "tuner base", "tuner/client", "tuner/modeling", "tuner/offline"},
     ),
+    "tuner/environment": (
+        "which of NCCL's variables the next start of a job tries, by the starts before it",
+        RECORDED | {"agent/machine", "tuner/modeling", "tuner/offline"},
+    ),
     "tuner/doctor": (
         "what on this machine would stop tuning",
         RECORDED | {"agent base", "agent/nccl", "tuner/client"},

@@ -441,6 +441,8 @@ class DecisionKind(str, Enum):
     """What a daemon in shadow would have gained."""
     control = "control"
     """NCCL's own choice runs for a control window, under this epoch."""
+    freeze = "freeze"
+    """From here on nothing new is tried."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -535,6 +537,10 @@ class JobRecord(msgspec.Struct, frozen=True):
     """Which of its ranks collectives waited for."""
     failure: str = ""
     """The first rank whose script ended by an exception, and that exception's type; empty: none is known of."""
+    workload: str = ""
+    """What all starts of the same training on the same hardware have in common; empty: nobody compares them."""
+    environment: str = ""
+    """Variables that it was started with, for trial or for good, as `NAME=VALUE` with spaces between."""
 
     @property
     def title(self) -> str:

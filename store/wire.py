@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import WireError, printable
+from .job_options import NOTHING_TOLD, JobOptions
 from .lateness import Lateness
 from .misaligned import Misaligned
 from .passages import Passages
@@ -139,6 +140,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Endpoint of rank 0's daemon as seen from this node; empty where this rank does not know it."""
     name: Name = ""
     """What people call the job."""
+    options: JobOptions = NOTHING_TOLD
 
 
 class Observations(msgspec.Struct, frozen=True, tag="observations"):
@@ -213,6 +215,15 @@ class Bell(msgspec.Struct, frozen=True, tag="bell"):
     number: Ordinal
 
 
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Rank 0 says before any communicator is made which variables all ranks will run with; see `JobRecord`."""
+
+    job_id: Id
+    name: Name
+    workload: Name
+    environment: Fact
+
+
 class StatusRequest(msgspec.Struct, frozen=True, tag="status_request"):
     """Asked by `zerotune status`."""
 
@@ -224,6 +235,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     version: Name
     listen: Name = ""
     """Where daemons of other nodes reach this one; a wildcard host stands for this node."""
+    shadow: Name = ""
+    """What a daemon in shadow would change by now, told to rank 0; empty: it carries out what it decides."""
 
 
 class PlanOffer(msgspec.Struct, frozen=True, tag="plan_offer"):
@@ -274,6 +287,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     """Of a step of late, the communication that computation waited for; None: not measured."""
     exposure: Exposure = Exposure()
     """The share of communication that computation waits for; unknown from an older daemon."""
+    frozen_since: Whole = 0
+    """The step since which nothing is tried any more; 0: that step has not come, or there is none."""
 
 
 class DaemonOptions(msgspec.Struct, frozen=True):
@@ -400,7 +415,7 @@ class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     text: Text
 
 
-AgentMessage = Hello | Observations | Steps | CostTables | Adopted | Goodbye | Forwarded | Bell | StatusRequest
+AgentMessage = Hello | Observations | Steps | CostTables | Adopted | Goodbye | Forwarded | Bell | Start | StatusRequest
 DaemonMessage = Welcome | PlanOffer | Observe | Bell | StatusReply | ErrorReply
 
 _encoder = msgspec.msgpack.Encoder()

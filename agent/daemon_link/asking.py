@@ -8,7 +8,7 @@ from pathlib import Path
 import zmq
 
 from ...store import wire
-from ...store.errors import WireError
+from ...store.errors import UserError, WireError
 from .line import Line, new_context
 
 
@@ -27,16 +27,29 @@ def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | Non
         UntrustedError: another user's is there, or could be.
         UserError: the endpoint needs keys, and the folder lacks one; or too few files can be opened.
     """
+    reply = _ask(endpoint, wire.StatusRequest(), timeout_s, curve_dir)
+    return reply if isinstance(reply, wire.StatusReply) else None
+
+
+def announce(endpoint: str, start: wire.Start, timeout_s: float = 2.0) -> bool:
+    """Tell the daemon at `endpoint` of a start; whether it has heard. Never raises."""
+    with contextlib.suppress(UserError):
+        return isinstance(_ask(endpoint, start, timeout_s, None), wire.Welcome)
+    return False
+
+
+def _ask(
+    endpoint: str, question: wire.AgentMessage, timeout_s: float, curve_dir: Path | None
+) -> wire.DaemonMessage | None:
     line = contextlib.closing(Line(endpoint, curve_dir))
     with line as way, new_context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         try:
             if not way.connect(socket):
                 return None
-            socket.send_multipart(wire.encode(wire.StatusRequest()))
+            socket.send_multipart(wire.encode(question))
             if not socket.poll(int(timeout_s * 1000)):
                 return None
-            reply = wire.decode_daemon(socket.recv_multipart())
+            return wire.decode_daemon(socket.recv_multipart())
         except (zmq.ZMQError, WireError):
             return None
-    return reply if isinstance(reply, wire.StatusReply) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket as sockets
+import stat
 import struct
 import time
 from pathlib import Path
@@ -33,6 +34,21 @@ class Answer(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
+def is_there() -> bool:
+    """Whether `knock` would ask a service here; nothing is asked, so that no daemon is started."""
+    if _names_another_place():
+        return False
+    try:
+        found = os.stat(Path(SERVICE_RUNTIME_DIR) / SERVICE_DOOR)
+    except OSError:
+        return False
+    return stat.S_ISSOCK(found.st_mode) and found.st_uid in (0, os.getuid())
+
+
+def _names_another_place() -> bool:
+    return bool(os.environ.get(ENV_ENDPOINT) or os.environ.get("ZEROTUNE_RUNTIME_DIR"))
+
+
 def knock(wait_s: float) -> Answer | None:
     """Ask for a daemon, and have the folder of its socket made, in which `default_endpoint` finds it.
 
@@ -42,7 +58,7 @@ def knock(wait_s: float) -> Answer | None:
     Returns:
         The answer; None where the user has named another place, or no service of root's serves this user here.
     """
-    if os.environ.get(ENV_ENDPOINT) or os.environ.get("ZEROTUNE_RUNTIME_DIR"):
+    if _names_another_place():
         return None
     folder = Path(SERVICE_RUNTIME_DIR)
     try:

@@ -39,7 +39,7 @@ class AgreedJobId:
         store = dist.PrefixStore(str(incarnation), self._store)
         try:
             if self._rank == 0:
-                self.job_id = self._restarted(max(incarnation - 1, _n_restarts()))
+                self.job_id = self._restarted(max(incarnation - 1, n_restarts()))
                 store.set(KEY, self.job_id)
             elif store.check([KEY]):
                 self.job_id = bytes(store.get(KEY)).decode()
@@ -50,11 +50,12 @@ class AgreedJobId:
 
     def likely(self) -> str:
         """The id; a likely one where the job ended before rank 0 could write it."""
-        return self.job_id if self.job_id is not None else self._restarted(_n_restarts())
+        return self.job_id if self.job_id is not None else self._restarted(n_restarts())
 
     def _restarted(self, n_times: int) -> str:
         return self._own + (f".{n_times}" if n_times else "")
 
 
-def _n_restarts() -> int:
+def n_restarts() -> int:
+    """How often torchrun has restarted this job."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

@@ -28,7 +28,7 @@ def describe(fabric: str | None) -> tuple[str, Description]:
 
         emulated = load(fabric)
         limit_mb = os.environ.get("ZEROTUNE_DEVICE_MB")  # checked where the emulation reads it
-        return emulated.fabric_id, emulated.describe() | ({"device_mb": float(limit_mb)} if limit_mb else {})
+        return emulated.id_under(os.environ), emulated.describe() | ({"device_mb": float(limit_mb)} if limit_mb else {})
     hardware, world_size = _hardware(), dist.get_world_size()
     canonical = json.dumps(hardware, sort_keys=True).encode()
     local_size = launchers.local_size(os.environ, world_size)

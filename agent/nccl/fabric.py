@@ -21,6 +21,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from ...store.counted import counted
 from ...store.errors import FabricError, UserError, reason
 from ...store.foreign.regular_file import begin_of, read_file
 from ...store.paths import user_fabrics_dir
@@ -46,6 +47,7 @@ MAX_POINTS_BYTES: Final = 16 << 20
 
 _NVLS: Final = {Algorithm.nvls: "NVLS", Algorithm.nvls_tree: "NVLSTree"}
 """By NCCL_ALGO's names."""
+_REMEDY: Final = "use fewer ranks or a larger fabric (`zerotune hardware` lists them)"
 _BELIEVED_RATES: Final = ("ring_bw_intra_gbs", "ring_bw_inter_gbs", "tree_bw_intra_gbs", "tree_bw_inter_gbs")
 
 
@@ -74,7 +76,12 @@ class Fabric:
             for collective in cell.collectives
             for span in cell.spans
         }
-        content = msgspec.json.encode([file, sorted(recorded.items()), *([node.topology] if node else [])])
+        self._environment = file.environment
+        self._adapters = file.adapters
+        # What the adapters are called, or a variable would do, has no part in what calls take without it.
+        left_out = ("adapters", "environment")
+        facts = {name: getattr(file, name) for name in file.__struct_fields__ if name not in left_out}
+        content = msgspec.json.encode([facts, sorted(recorded.items()), *([node.topology] if node else [])])
         self._digest = hashlib.blake2b(content, digest_size=6).hexdigest()
         self._topologies: dict[CommunicatorClass, Topology] = {}
 
@@ -83,10 +90,43 @@ class Fabric:
         """Identifies the fabric with its contents: a changed file is another fabric."""
         return f"emulated-{self.name}-{self._digest}"
 
+    def id_under(self, environment: Mapping[str, str]) -> str:
+        """`fabric_id`, with those of NCCL's variables that change what collectives take here."""
+        changed = [f"{one.name}={one.value}" for one in self._environment if environment.get(one.name) == one.value]
+        return "+".join([self.fabric_id, *changed])
+
+    def us_factor(self, communicator: CommunicatorClass, environment: Mapping[str, str]) -> float:
+        """How much longer calls take under these variables.
+
+        Raises:
+            FabricError: no communicator can be made with one of them.
+        """
+        factor = 1.0
+        for one in self._environment:
+            if environment.get(one.name) == one.value and _span(communicator.n_nodes) in one.spans:
+                if one.fails:
+                    raise FabricError(f"{one.name}={one.value} does not work on {self.name}", "unset it")
+                factor *= one.us_factor
+        return factor
+
     @property
     def max_ranks(self) -> int:
         """Ranks that fit on the fabric."""
         return self.ranks_per_node * self.max_nodes
+
+    @property
+    def shape(self) -> str:
+        """Its nodes and their ranks, in words."""
+        return f"{counted(self.max_nodes, 'node')} of {counted(self.ranks_per_node, 'rank')}"
+
+    def refuse_more(self, n_ranks: int) -> None:
+        """See that so many ranks fit on the fabric.
+
+        Raises:
+            FabricError: they do not.
+        """
+        if n_ranks > self.max_ranks:
+            raise FabricError(f"fabric {self.name} has {self.shape}, too few for {n_ranks:,} ranks", _REMEDY)
 
     def with_nodes(self, max_nodes: int) -> Fabric:
         """This fabric with more nodes of the same kind; FabricError when the file describes no network."""
@@ -112,8 +152,7 @@ class Fabric:
         n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes
         if not (1 <= n_nodes <= min(n_ranks, self.max_nodes) and n_ranks <= n_nodes * self.ranks_per_node):
             raise FabricError(
-                f"fabric {self.name} has {self.max_nodes} nodes of {self.ranks_per_node} ranks, not {communicator}",
-                "use fewer ranks or a larger fabric (`zerotune hardware` lists them)",
+                f"fabric {self.name} has {self.shape}, not {communicator}", _REMEDY
             )
         span = self._believed_span(n_nodes)
         terms = {name: getattr(span, name) for name in span.__struct_fields__}
@@ -241,6 +280,7 @@ class Fabric:
             "type_intra": self.belief.type_intra,
             "cpu_is_amd": self.belief.cpu_is_amd,
             "comm_channels": span.comm_channels,
+            "adapters": self._adapters,
             "device_mb": self.memory.device_mb,
             "channel_mb": self.memory.channel_mb,
             "nccl_version": ".".join(map(str, catalog.NEWEST_MODELLED)),

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from .cost_model import StatedCell
-from .truth import ChannelFactors, Channels, NotNegative, Positive, TruthCell
+from .truth import ChannelFactors, Channels, NotNegative, Positive, Span, TruthCell
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -121,6 +121,18 @@ class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return -self.arrival_skew_us * math.log(_uniform(seed, 3, *key))
 
 
+class Variable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one of NCCL's variables does to collectives here."""
+
+    name: str
+    value: str
+    us_factor: Positive = 1.0
+    """How much longer calls take, below 1: shorter."""
+    spans: tuple[Span, ...] = ("one_node", "many_nodes")
+    fails: bool = False
+    """No communicator can be made with it."""
+
+
 class FabricFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file."""
 
@@ -138,6 +150,10 @@ class FabricFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine: str | None = None
     """What stands for a node when NCCL's own library decides: a described machine, or a topology file (.xml) beside
     the fabric file."""
+    adapters: str = ""
+    """What Linux would tell of a node's network adapters, as `agent/machine/adapters.py` has it."""
+    environment: tuple[Variable, ...] = ()
+    """What the job's environment may change; all other variables change nothing."""
 
 
 def _uniform(*key: int) -> float:

@@ -120,7 +120,7 @@ def serve(endpoint: str, store_path: str) -> int:
                 thought_ms.append((time.perf_counter() - start_s) * 1000)
             return plan
 
-    def brains(job_id: str, fabric_id: str, fabric: Mapping[str, Any], knowledge: object) -> Any:
+    def brains(job_id: str, fabric_id: str, fabric: Mapping[str, Any], knowledge: object, _: object) -> Any:
         if job_id == "probe":
             return EagerBrain()
         return TimedBrain(job_id, fabric_id, fabric, Knowledge(), BrainSettings(), time.time)

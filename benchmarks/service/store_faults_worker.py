@@ -279,6 +279,8 @@ def _to_first_schema(path: Path) -> None:
         ("steps", "checksum"),
         ("decisions", "checksum"),
         ("measurements", "checksum"),
+        ("jobs", "workload"),
+        ("jobs", "environment"),
         ("jobs", "failure"),
         ("jobs", "lateness"),
         ("jobs", "passages"),

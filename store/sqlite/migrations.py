@@ -135,10 +135,17 @@ def m009_all_but_models_as_written(db: sqlite3.Connection | Database) -> None:
         db.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
 
 
+@_step
+def m010_environment_of_jobs(db: sqlite3.Connection | Database) -> None:
+    """Which jobs are starts of the same training, and which variables a start was given for trial or for good."""
+    db.execute("ALTER TABLE jobs ADD COLUMN workload TEXT NOT NULL DEFAULT ''")
+    db.execute("ALTER TABLE jobs ADD COLUMN environment TEXT NOT NULL DEFAULT ''")
+
+
 READABLE_WITHOUT: Final = {
     "m002_step_of_decisions", "m003_names_and_ends_of_jobs", "m004_what_passed_the_tuner_by", "m005_what_was_written",
     "m006_who_was_late", "m007_failures", "m008_steps_and_decisions_as_written",
-    "m009_all_but_models_as_written",
+    "m009_all_but_models_as_written", "m010_environment_of_jobs",
 }  # fmt: skip
 """Steps that a store may lack while it is only read; whoever reads what they add must expect it to be missing."""
 

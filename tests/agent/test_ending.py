@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from zerotune.agent.ending import LEAST_STEPS, Facts, line
 from zerotune.agent.reasons import Reason
@@ -41,6 +42,7 @@ def code(said: str) -> str:
 
 
 FACTS = {
+    Reason.script_failed: Facts(**CALLED, has_heard=False, failure="ValueError, exit status 1"),
     Reason.one_rank: Facts(1, "cuda:nccl"),
     Reason.not_nccl: Facts(8, "cpu:gloo"),
     Reason.no_plugin: Facts(**NCCL, has_plugin=False),
@@ -53,6 +55,7 @@ FACTS = {
     Reason.no_daemon: Facts(**CALLED, has_heard=False, listened_s=60.0, endpoint="ipc:///d.sock"),
     Reason.no_repetition: Facts(**(CALLED | {"n_steps": LEAST_STEPS - 1})),
     Reason.silent_daemon: Facts(**CALLED, n_matched=100, is_silent=True, endpoint="ipc:///d.sock"),
+    Reason.in_shadow: Facts(**(CALLED | {"n_steps": 30}), shadow="at 2 keys another setting would run"),
     Reason.nothing_better: Facts(**CALLED, n_matched=100, rows=(row(BASELINE),)),
 }
 
@@ -64,6 +67,12 @@ def test_each_reason_is_told_by_its_code_and_with_its_details(reason: Reason) ->
     assert "{" not in said
     assert said.count("\n") == 0
     assert all(detail in said for _, detail in FACTS[reason].reasons)
+
+
+def test_that_no_daemon_is_there_comes_before_how_short_the_job_was() -> None:
+    facts = CALLED | {"n_steps": 30, "has_heard": False, "listened_s": 0.5, "endpoint": "ipc:///d.sock"}
+    assert code(line(Facts(**facts))) == Reason.no_repetition.name, "one may have been about to answer"
+    assert code(line(Facts(**facts, is_absent=True))) == Reason.no_daemon.name
 
 
 @pytest.mark.parametrize(
@@ -152,12 +161,17 @@ def test_a_command_ends_as_it_would_alone_and_nothing_is_left(command: str, retu
     assert not folder.exists()
 
 
+HAS_GPU = torch.cuda.is_available()
 RANK = """
 import os, sys, torch, torch.distributed as dist
-if sys.argv[1] != "no group":
+if not sys.argv[1].startswith("no group"):
     dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
 if sys.argv[1] == "killed":
     os._exit(0)
+if sys.argv[1] == "failed":
+    raise ValueError("of the script's own")
+if sys.argv[1] == "no group, no GPU":
+    torch.ones(1).cuda()
 """
 
 
@@ -167,6 +181,8 @@ if sys.argv[1] == "killed":
         ("no group", (), Reason.no_group),
         ("one rank", (), Reason.one_rank),
         ("killed", (), Reason.cut_short),
+        ("failed", (), Reason.script_failed),
+        pytest.param("no group, no GPU", (), Reason.script_failed, marks=pytest.mark.skipif(HAS_GPU, reason="a GPU")),
         ("one rank", ("--quiet",), None),
         pytest.param("no group", ("--quiet",), None, marks=pytest.mark.slow),
         pytest.param("one rank", ("--no-agent",), None, marks=pytest.mark.slow),
@@ -176,6 +192,11 @@ def test_a_launched_command_ends_with_it(words, options, reason, tmp_path) -> No
     launch = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--fabric", "ethernet_boxes", *options, "--"]
     names = {**os.environ, "ZEROTUNE_RUNTIME_DIR": str(tmp_path)}
     command = [*launch, sys.executable, "-c", RANK, words]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=100, check=True, env=names)
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=100, check=False, env=names)
+    assert done.returncode == (1 if reason is Reason.script_failed else 0)
     told = [one for one in done.stderr.splitlines() if code(one) in Reason.__members__]
     assert [code(one) for one in told] == ([] if reason is None else [reason.name])
+    if reason is Reason.script_failed:
+        assert done.stderr.splitlines()[-1] == told[0]
+        assert "exit status 1" in told[0]
+        assert ("--fabric" in told[0]) is ("GPU" in words)

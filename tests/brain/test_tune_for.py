@@ -23,7 +23,9 @@ def test_after_so_many_steps_what_runs_stays() -> None:
     assert play(world, brain, 120), "until then settings are tried"
     play(world, brain, 40)  # what was on trial ends
     before = world.plan
-    brain.decisions()  # those of until then
+    told = brain.decisions()  # those of until then
+    assert [one.step for one in told if one.kind == DecisionKind.freeze] == [brain.frozen_since]
+    assert 120 <= brain.frozen_since < 160
     assert before.rows
     assert [plan for plan in play(world, brain, 300) if plan.rows != before.rows] == []
     assert not brain.decisions()

@@ -59,6 +59,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def explained(monkeypatch, capsys, *words: str) -> str:
+    monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr(sys, "argv", ["zerotune", "explain", *words])
     with pytest.raises(SystemExit):
         cli.main()
@@ -219,5 +220,6 @@ def test_the_head_names_the_job_the_fabric_the_communicators_and_the_emulation(t
             "misaligned": [],
             "n_damaged": 0,
             "n_impossible_times": 0,
+            "frozen_since": 0,
         }
     ] * 2

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from zerotune.agent.settings import ENV_ALL, AgentSettings, take_over
 from zerotune.agent.steps.summary import SummaryWriter
 from zerotune.store import wire
+from zerotune.store.job_options import JobOptions
 from zerotune.store.records import StepRecord
 from zerotune.tuner import cli
 from zerotune.tuner.client.background_daemon import SlowDaemonError
@@ -20,7 +22,24 @@ class Launched(Exception):
     """In place of the training command."""
 
 
-def launch(monkeypatch, capsys, *words: object) -> tuple[int, str]:
+def environment_of_the_command(monkeypatch, capsys, *words: object) -> dict[str, str]:
+    """What a command that is launched with these options finds in its environment."""
+    found: list[dict[str, str]] = []
+
+    def run(_file: str, _arguments: list[str], environment: dict[str, str]) -> None:
+        found.append(environment)
+        raise Launched
+
+    monkeypatch.setattr(os, "execvpe", run)
+    monkeypatch.setattr("zerotune.tuner.client.status.fetch_status", lambda *_, **__: ANSWER)
+    monkeypatch.setattr(sys, "argv", ["zerotune", "launch", *map(str, words), "--", "true"])
+    with pytest.raises(Launched):
+        cli.main()
+    assert "not used" not in capsys.readouterr().err
+    return found[0]
+
+
+def launch(monkeypatch, capsys, *words: object, command: tuple[str, ...] = ("true",)) -> tuple[int, str]:
     """Exit code, 0 where the command would have run, and what was said."""
 
     def run(*_: object) -> None:
@@ -28,7 +47,7 @@ def launch(monkeypatch, capsys, *words: object) -> tuple[int, str]:
 
     monkeypatch.setattr(os, "execvpe", run)
     monkeypatch.setattr("zerotune.tuner.client.status.fetch_status", lambda *_, **__: None)
-    monkeypatch.setattr(sys, "argv", ["zerotune", "launch", *map(str, words), "--", "true"])
+    monkeypatch.setattr(sys, "argv", ["zerotune", "launch", *map(str, words), "--", *command])
     try:
         with pytest.raises(SystemExit) as left:
             cli.main()
@@ -50,6 +69,9 @@ def plan(tmp_path: Path) -> Path:
         ("--no-agent", "--plan"),
         ("--no-agent", "--log-trace"),
         ("--no-agent", "--daemon"),
+        ("--no-agent", "--shadow"),
+        ("--plan", "--tune-for"),
+        ("--shadow", "--compare"),
         ("--plan", "--daemon"),
         ("--store",),
         ("--budget-percent",),
@@ -62,6 +84,7 @@ def plan(tmp_path: Path) -> Path:
 def test_useless_options_are_refused_by_name_with_the_remedy(words, plan, tmp_path, monkeypatch, capsys):
     values = {"--plan": plan, "--log-trace": tmp_path / "trace", "--store": tmp_path / "s.db"}
     values |= {"--budget-percent": 2, "--memory-threshold": 0.8, "--listen": "tcp://*:5577", "--fleet": "shared"}
+    values |= {"--tune-for": 50, "--compare": 80}
     given = [part for word in words for part in ((word, values[word]) if word in values else (word,))]
     code, error = launch(monkeypatch, capsys, *given)
     assert (code, error.count("\n")) == (2, 1), error
@@ -111,16 +134,50 @@ def test_settings_of_the_emulation_are_checked_before_anything_starts(name, valu
     assert code == 0, error
 
 
+@pytest.mark.parametrize(
+    ("options", "n_ranks"),
+    [
+        (("--nproc-per-node", "9"), 9),
+        (("--nproc_per_node=4", "--nnodes", "3:5"), 12),
+        (("--nproc-per-node", "gpu"), 0),
+        (("--nproc-per-node=8",), 0),
+        ((__file__, "--nproc-per-node", "9"), 0),
+    ],
+)
+def test_more_ranks_than_the_fabric_has_are_refused(options, n_ranks, monkeypatch, capsys):
+    command = ("env", "true", *options)
+    code, error = launch(monkeypatch, capsys, "--no-agent", "--fabric", "h100_node", command=command)
+    assert code == (2 if n_ranks else 0), error
+    if n_ranks:
+        assert error.count("\n") == 1
+        assert f"h100_node has 1 node of 8 ranks, too few for {n_ranks} ranks; use fewer ranks" in error
+
+
 def test_what_bounds_trials_reaches_the_daemon_that_launch_starts(tmp_path, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(
         "zerotune.tuner.client.background_daemon.ensure_daemon",
         lambda *_, options, **__: asked.append(options) or (ANSWER, Started),
     )
-    for words in (("--budget-percent", "2.5", "--memory-threshold", "0.8"), ("--no-explore", "--shadow"), ()):
+    for words in (("--budget-percent", "2.5", "--memory-threshold", "0.8"), ("--no-explore",), ()):
         code, error = launch(monkeypatch, capsys, "--daemon", "--store", tmp_path / "s.db", *words)
         assert code == 0, error
         assert asked.pop() == list(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), JobOptions()),
+        (("--shadow",), JobOptions(shadow=True)),
+        (("--tune-for", 500, "--compare", 80), JobOptions(tune_steps=500, compare_steps=80)),
+    ],
+)
+def test_what_launch_is_told_of_a_job_holds_for_that_job_whichever_daemon_tunes_it(words, told, monkeypatch, capsys):
+    environment = environment_of_the_command(monkeypatch, capsys, *words)
+    taken: dict[str, str] = {ENV_ALL: environment[ENV_ALL]}
+    take_over(taken)
+    assert AgentSettings.from_environment(taken).job_options == told
 
 
 def test_training_starts_beside_a_daemon_that_is_slow_to_start(tmp_path, monkeypatch, capsys):

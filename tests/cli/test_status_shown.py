@@ -2,14 +2,18 @@
 
 import io
 import re
+import socket
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from zerotune.agent.daemon_link import door
 from zerotune.store import wire
-from zerotune.store.wire import DaemonOptions, StatusReply, StoreState
-from zerotune.tuner.client.status import render_status
+from zerotune.store.paths import default_endpoint
+from zerotune.store.records import Stage
+from zerotune.store.wire import DaemonOptions, JobStatus, StatusReply, StoreState
+from zerotune.tuner.client.status import no_answer, render_status
 
 
 @pytest.mark.parametrize(
@@ -63,3 +67,27 @@ def test_a_store_that_cannot_be_written_is_said_with_why_since_when_and_what_to_
     assert "degraded" not in words
     words = shown(msgspec.structs.replace(reply, store=StoreState(is_gone=True), health="degraded"))
     assert re.search("degraded: .*`kill 1`", words)
+
+
+def test_who_tunes_a_job_whether_it_is_frozen_and_where_others_reach_the_daemon():
+    job = JobStatus("job", "fabric", Stage.zero3, 8, 8, 3, 200, 0, 0, 0, 0.0, 1.0, 0.0)
+    reply = StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, jobs=(job,))
+    assert not [words for words in ("frozen", "daemon at", "reach") if words in shown(reply)]
+    frozen = msgspec.structs.replace(job, frozen_since=120)
+    other = msgspec.structs.replace(job, stage=Stage.unknown, health="forwards to tcp://a:5577")
+    words = shown(msgspec.structs.replace(reply, jobs=(frozen, other), listen="tcp://b:5577"))
+    assert "workload zero3, tuning frozen since step 120" in words
+    assert "tuned by the daemon at tcp://a:5577" in words
+    assert "not recognised" not in words
+    assert "other nodes reach it at tcp://b:5577" in words
+
+
+def test_a_service_for_all_users_is_named_before_the_first_job(tmp_path, monkeypatch):
+    for name in ("ZEROTUNE_ENDPOINT", "ZEROTUNE_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(door, "SERVICE_RUNTIME_DIR", str(tmp_path))
+    assert "no daemon answers" in str(no_answer(default_endpoint(), None))
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / door.SERVICE_DOOR))
+        assert "service for all users" in str(no_answer(default_endpoint(), None))
+        assert "no daemon answers" in str(no_answer("ipc:///elsewhere/d.sock", None))

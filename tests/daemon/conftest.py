@@ -31,7 +31,7 @@ class Bench:
         self.service = Service(self.store, self._brain, lambda: self.now_s, Welcome(1, "test"))
         self.service.learning.on_request = self.requests.append
 
-    def _brain(self, job_id, fabric_id, fabric, knowledge) -> ScriptedBrain:
+    def _brain(self, job_id, fabric_id, fabric, knowledge, options) -> ScriptedBrain:
         if job_id == self.unmakeable:
             raise ValueError("scripted")
         self.brains[job_id] = ScriptedBrain(job_id, fabric_id, knowledge)

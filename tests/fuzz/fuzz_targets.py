@@ -135,7 +135,7 @@ def serve(data: bytes, known: Knowledge) -> None:
     """These messages, to a service whose brains know so much."""
     now_s = 1e9
 
-    def make_brain(job_id, fabric_id, facts, knowledge):
+    def make_brain(job_id, fabric_id, facts, knowledge, options):
         return Brain(job_id, fabric_id, facts, knowledge, BrainSettings(), lambda: now_s)
 
     service = Service(KeptStore(), make_brain, lambda: now_s, wire.Welcome(1, "fuzz"))

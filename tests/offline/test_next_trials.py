@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
+from rich.console import Console
+
 from zerotune.store.records import Collective, CommunicatorClass, DecisionKey, Phase
-from zerotune.tuner.offline.explaining.next_trials import next_trials
+from zerotune.tuner.offline.explaining.next_trials import next_trials, render_next
 from zerotune.tuner.offline.explaining.values import Explanation
 
 
@@ -36,3 +39,10 @@ def test_nothing_is_promised_by_what_ran_or_what_is_surely_slower() -> None:
     ran = alternative("ring/ll/4ch", 90, 91, 4)
     assert next_trials([key(1.0, alternative("baseline", 100, 101, 9), ran, alternative("tree", 300, 310))]) == []
     assert next_trials([key(1.0), key(0.0, ran)]) == []
+
+
+def test_settings_stay_in_one_piece_on_80_columns() -> None:
+    found = next_trials([key(5.0, alternative("baseline", 100, 101, 9), alternative("ring/simple/16ch", 100, 140))])
+    out = io.StringIO()
+    render_next(found, Console(file=out, width=80))
+    assert all(words in out.getvalue() for words in ("all_gather", "ring/simple/16ch", "1,048,576", "baseline"))

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import signal
 import sqlite3
 import sys
@@ -173,12 +172,7 @@ def _explain_usage(error: Any) -> int:
         error.show()
         return 2
     path = error.ctx.command_path if error.ctx is not None else "zerotune"
-    problem = " ".join(error.format_message().split()).rstrip(".")
-    value = _value_of(error)
-    problem += f", not {value}" if value not in problem else ""
-    problem = re.sub("unable to parse string as an? (integer|number), ", "", problem)  # pydantic says it twice
-    problem = problem.replace("Value error, ", "").replace("Input should be", "it must be")
-    problem = problem.replace(", unable to interpret input", "")
+    problem = _of_value(error) or " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
     kind = type(error).__name__
     if path.endswith(" launch") and "--" not in sys.argv and kind == "NoSuchOption":
         return _failed(f"{problem}; put `--` before the training command, or see `{path} --help`", 2)
@@ -187,7 +181,18 @@ def _explain_usage(error: Any) -> int:
     return _failed(f"{problem} See `{path} --help`" if problem.endswith("?") else f"{problem}; see `{path} --help`", 2)
 
 
-def _value_of(error: Any) -> str:
-    """The value that was refused, for typers whose message leaves it out (they check by pydantic)."""
+def _of_value(error: Any) -> str:
+    """The value that was refused, and what to give in its place; empty where the message is not pydantic's."""
     errors = getattr(error.__cause__, "errors", None)
-    return repr(errors()[0]["input"]) if callable(errors) else ""
+    if not callable(errors):
+        return ""
+    found = errors()[0]
+    kind, value, limits = str(found["type"]), found["input"], found.get("ctx", {})
+    name = error.param.opts[0] if error.param is not None else "the value"
+    if "ge" in limits:
+        return f"{name} {value} is too small; give {limits['ge']:g} or more"
+    if "le" in limits:
+        return f"{name} {value} is too large; give {limits['le']:g} or less"
+    if kind.partition("_")[0] in ("int", "float"):
+        return f"{name} {value!r} is no {'whole ' if kind.startswith('int') else ''}number; give one, such as 1"
+    return ""

@@ -103,8 +103,7 @@ def console() -> Any:
                     column.overflow = "fold"
             super().print(*objects, **options)
 
-    # Into a pipe or a file, rich would take 80 columns.
-    return Folding(sys.stdout) if sys.stdout.isatty() else Folding(sys.stdout, width=160)
+    return Folding(sys.stdout)
 
 
 def print_json(document: object) -> None:

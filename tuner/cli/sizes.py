@@ -1,4 +1,4 @@
-"""Sizes as people write them: `16MB` is decimal, `16MiB` binary, `16M` binary as nccl-tests means it."""
+"""Sizes and shares as people write them: `16MB` is decimal, `16MiB` binary, `16M` binary as nccl-tests means it."""
 
 from __future__ import annotations
 
@@ -54,6 +54,19 @@ def a_size(text: str | int) -> int:
 def megabytes(text: str | int) -> int:
     """Bytes, for the `parser` of an option that counts 10^6 bytes where no unit is written."""
     return _option(text, 10**6)
+
+
+def share(text: str | float) -> float:
+    """A share that may be written in percent, for an option's `parser`."""
+    return percent(text) / 100.0 if str(text).strip().endswith("%") else percent(text)
+
+
+def percent(text: str | float) -> float:
+    """A number that may end in a percent sign, for an option's `parser`."""
+    try:
+        return float(str(text).strip().removesuffix("%"))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no number; write one, or 1% for a hundredth") from None
 
 
 def _option(text: str | int, plain_unit: int) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ...store.errors import UserError
+from .sizes import percent, share
 
 if TYPE_CHECKING:
     from ..learning.brain import BrainSettings
@@ -15,21 +16,13 @@ if TYPE_CHECKING:
 CONTROL_SHARE: Final = 0.001
 """Share of step time that control windows may lose."""
 
-def _percent(text: str | float) -> float:
-    """A number that may end in a percent sign."""
-    try:
-        return float(str(text).strip().removesuffix("%"))
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no percentage; write 1 or 1%") from None
-
-
 BudgetPercent = Annotated[
     float | None,
     typer.Option(
         "--budget-percent",
         help="What trying settings out may cost, in percent of training time; default: 1.",
         metavar="PERCENT",
-        parser=_percent,
+        parser=percent,
     ),
 ]
 MemoryThreshold = Annotated[
@@ -38,6 +31,7 @@ MemoryThreshold = Annotated[
         "--memory-threshold",
         help="Share of device memory above which nothing new is connected and no channel is added; default: 0.92.",
         metavar="SHARE",
+        parser=share,
     ),
 ]
 NoExplore = Annotated[

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...agent.daemon_link.asking import fetch_status as fetch_status
+from ...agent.daemon_link.door import is_there
 from ...store import wire
 from ...store.counted import counted, size_text
 from ...store.errors import UserError
 from ...store.job_names import titled
+from ...store.paths import default_endpoint
 from ...store.records import Exposure, HowKnown, MissingEvidence, Stage
 from .beside import beside
 from .holders import Holder
@@ -24,8 +26,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+FORWARDS: Final = "forwards to "
+"""What the health of a job begins with that a daemon of another node tunes."""
+
+
 def no_answer(endpoint: str, holder: Holder | None) -> UserError:
     """The message about a daemon that does not answer; `holder` None: there is none on this machine."""
+    if holder is None and endpoint == default_endpoint() and is_there():
+        return UserError(
+            "the node's service for all users runs no daemon of yours now",
+            "`zerotune launch` has it start one; `zerotune jobs` lists earlier jobs",
+        )
     if holder is None:
         return UserError(
             f"no daemon answers at {endpoint}",
@@ -74,6 +85,20 @@ def workload(stage: Stage, missing: MissingEvidence = MissingEvidence.nothing) -
         return f"workload {stage.name}"
     words = "workload not recognised" + (" yet" if missing is MissingEvidence.too_early else "")
     return f"{words} ({in_words(missing)})" if missing else words
+
+
+def workload_of(job: wire.JobStatus) -> str:
+    """What kind of training a connected job is, who tunes it if another daemon does, and whether it is frozen."""
+    _, _, leader = job.health.partition(FORWARDS)
+    if leader:
+        return f"workload recognised and tuned by the daemon at {leader}, which gets what is measured here"
+    frozen = f", tuning frozen since step {job.frozen_since:,}" if job.frozen_since else ""
+    return workload(job.stage, job.missing_evidence) + frozen
+
+
+def is_well(job: wire.JobStatus) -> bool:
+    """Whether nothing is wrong with a job."""
+    return job.health == "ok" or job.health.startswith(FORWARDS)
 
 
 def in_words(missing: MissingEvidence) -> str:
@@ -154,6 +179,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
         f"daemon {reply.version} (pid {reply.daemon_pid}) at {reply.endpoint}, up {reply.uptime_s:.0f} s,"
         f" {size_text(reply.resident_bytes)}, {reply.n_errors} failures of its own,"
         f" {reply.n_refused} bad messages and records refused\nstore {reply.store_path}"
+        + (f"\nother nodes reach it at {reply.listen}" if reply.listen else "")
     )
     if reply.options is not None:
         show(may_try(reply.options))
@@ -164,14 +190,13 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
     for ended in reply.ended:
         show(f"{titled(ended.job_id, ended.name)}: {ended.describe()}", "yellow" if ended.failure else "dim")
     for job in reply.jobs:
-        is_well = job.health == "ok" or job.health.startswith("forwards to ")
         exposed = f"{job.exposed_us / 1000:.2f} ms" if job.exposed_us is not None else exposure_text(job.exposure)
         show(
             f"\n{titled(job.job_id, job.name)}: {job.health}, heard {job.heard_s_ago:.1f} s ago",
-            "bold green" if is_well else "bold red",
+            "bold green" if is_well(job) else "bold red",
         )
         show(
-            f"  {job.n_ranks_seen} of {job.n_ranks} ranks, {workload(job.stage, job.missing_evidence)},"
+            f"  {job.n_ranks_seen} of {job.n_ranks} ranks, {workload_of(job)},"
             f" fabric {job.fabric_id}\n"
             f"  step {job.step:,} ({job.step_us / 1000:.2f} ms, communication exposed {exposed}), epoch {job.epoch},"
             f" {job.observations_per_s:.0f} observations/s, {job.n_dropped:,} dropped\n"

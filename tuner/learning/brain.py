@@ -120,6 +120,8 @@ class Brain(Inspection):
         self._side_by_side = SideBySide()
         self._step = 0
         self._urgent = True
+        self.frozen_since = 0
+        """The step since which nothing new is tried; 0: that has not come."""
         self._asks_book = True  # and nothing else, the first time, though many steps may be known by then
         self._offered_by = 0
         """The revision of the cost tables that offered all settings in force."""
@@ -204,6 +206,10 @@ class Brain(Inspection):
         if self._fingerprint.add_records(block):
             self._urgent = True
 
+    def would_change(self) -> str:
+        """What would run if this brain were not in shadow; empty: it is not."""
+        return ""
+
     def adopted(self, epoch: int, step: int) -> None:
         """All ranks run under `epoch` from `step` on."""
         self._plans.adopted(epoch, step)
@@ -232,6 +238,10 @@ class Brain(Inspection):
         canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
         self._asks_book &= is_new
         is_frozen = 0 < self.settings.tune_steps <= self._step
+        if is_frozen and not self.frozen_since:
+            self.frozen_since = self._step
+            words = f"nothing new is tried any more (--tune-for {self.settings.tune_steps}): settings stay as they are"
+            self._note(Event(self._states[0], BASELINE, DecisionKind.freeze, words))
         if self.settings.explore and not is_frozen:
             self._step_feedback.consider_variants(self._step)
         forced, variant = self._step_feedback.forced(), self._step_feedback.variants.running

@@ -40,6 +40,7 @@ _SUFFIXES: Final = {
     ".csv": ("nvidia-csv", "rccl-csv", "ncclx-csv", "measurements"),
     ".parquet": ("measurements",),
     ".gz": ("chrome",),
+    ".env": ("environment",),
     **dict.fromkeys((".xls", ".xlsx", ".ods", ".db", ".sqlite", ".html", ".zip"), ()),
 }
 """Suffixes that promise a format -> what is written in it."""

@@ -22,6 +22,7 @@ from ...agent.daemon_link.line import new_context
 from ...agent.daemon_link.receiving import is_told, receive_frames
 from ...store import wire
 from ...store.errors import WireError
+from ...store.job_options import JobOptions
 from ...store.sqlite.database import Retention, Store
 from ..modeling.learner import Learner, Loader
 from .daemon_status import DaemonStatus, version
@@ -383,14 +384,32 @@ def _brains(clock: Callable[[], float], settings: BrainSettings | None) -> Brain
     from ..learning.explaining.shadow import ShadowBrain
     from ..learning.knowledge import Knowledge
 
-    chosen = settings or BrainSettings()
+    usual = settings or BrainSettings()
 
-    def make(job_id: str, fabric_id: str, fabric: Mapping[str, str | int | float | bool], knowledge: object) -> Brain:
+    def make(
+        job_id: str,
+        fabric_id: str,
+        fabric: Mapping[str, str | int | float | bool],
+        knowledge: object,
+        options: JobOptions,
+    ) -> Brain:
         known = knowledge if isinstance(knowledge, Knowledge) else Knowledge()
+        chosen = _of_job(usual, options)
         kind = ShadowBrain if chosen.shadow else Brain
         return kind(job_id, fabric_id, fabric, known, chosen, clock)
 
     return make
+
+
+def _of_job(usual: BrainSettings, told: JobOptions) -> BrainSettings:
+    from msgspec.structs import replace
+
+    return replace(
+        usual,
+        shadow=usual.shadow or told.shadow,
+        tune_steps=told.tune_steps or usual.tune_steps,
+        compare_steps=told.compare_steps or usual.compare_steps,
+    )
 
 
 def _loader(pool_folder: Path | None, shelf: Shelf | None) -> Loader:

@@ -71,6 +71,7 @@ class Job:
         self.take_name(hello.name)
         self.fabric_id = hello.fabric_id
         self.fabric = hello.fabric
+        self.options = hello.options
         self.n_ranks = hello.n_ranks
         self.ranks: dict[int, tuple[bytes, RankSession]] = {}
         self.nodes: dict[bytes, NodeSession] = {}
@@ -98,6 +99,7 @@ class Job:
         """The newest plan that rank 0 has not adopted yet."""
         self.stage = Stage.unknown
         self._missing_evidence = MissingEvidence.too_early
+        self._frozen_since = 0
         self.n_observations = 0
         self.n_gone_drops = 0
         self.trouble = ""
@@ -183,6 +185,7 @@ class Job:
             decided.extend(brain.decisions())
             self.stage, self._n_explored, self._spent_percent = brain.stage, brain.n_explored, brain.spent_percent
             self._exposure = brain.exposure
+            self._frozen_since = brain.frozen_since
             self._short_memory = brain.memory.pressure if brain.memory.is_short else None
             self._missing_evidence = missing_after(self.step, brain.missing_evidence)
 
@@ -194,6 +197,13 @@ class Job:
             if not self.offer.control_epochs:
                 self.windows.plan_offered(self.step)
         return self.offer if proposed else None, decided
+
+    def would_change(self) -> str:
+        """What a brain in shadow would change; empty: it is not, or there is none."""
+        words: list[str] = []
+        if self._brain is not None:
+            self.tell(lambda brain: words.append(brain.would_change()))
+        return "".join(words)
 
     def set_knowledge(self, knowledge: Any) -> None:
         """Hand new knowledge of earlier runs to the brain."""
@@ -343,6 +353,7 @@ class Job:
             lateness=self.lateness(),
             misaligned=self.misaligned_sizes.found,
             missing_evidence=self._missing_evidence,
+            frozen_since=self._frozen_since,
             heard_s_ago=max([self.silent_ranks.oldest_s(now_s), *(now_s - at_s for _, at_s in heard_at_s)]),
         )
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ...store.job_options import JobOptions
 from ...store.records import StepRecord
 from ...store.wire import (
     Adopted,
@@ -30,6 +31,7 @@ from ...store.wire import (
     Observations,
     Observe,
     PlanOffer,
+    Start,
     Steps,
     Welcome,
 )
@@ -58,8 +60,8 @@ MAX_FACTS_CHARACTERS: Final = 16_384
 Reply = tuple[bytes, DaemonMessage]
 
 
-BrainFactory = Callable[[str, str, Mapping[str, "str | int | float | bool"], object], "Brain"]
-"""(job_id, fabric_id, fabric, knowledge) -> brain."""
+BrainFactory = Callable[[str, str, Mapping[str, "str | int | float | bool"], object, JobOptions], "Brain"]
+"""(job_id, fabric_id, fabric, knowledge, options) -> brain."""
 Share = Callable[[str, Mapping[str, "str | int | float | bool"], str, NDArray[np.void]], None]
 """(fabric_id, fabric, job_id, MEASUREMENT of shape (n,))."""
 
@@ -129,6 +131,9 @@ class Service:
         """
         if isinstance(message, Hello):
             return self._hello(sender, message)
+        if isinstance(message, Start):
+            self._store.record_start(message.job_id, message.name, message.workload, message.environment)
+            return [(sender, self._welcome)]
         if isinstance(message, Forwarded) and records is not None:
             return self._forwarded(sender, message, records)
         owner = self._senders.get(sender)
@@ -310,7 +315,8 @@ class Service:
         if self._senders.get(sender) == (hello.job_id, hello.rank) and job is not None:
             job.ranks[hello.rank][1].heard_at_s = now_s
             self._find_leader(job, hello)
-            return [(sender, self._welcome)]
+            shadow = job.would_change() if hello.rank == 0 else ""
+            return [(sender, msgspec.structs.replace(self._welcome, shadow=shadow) if shadow else self._welcome)]
         if sender in self._senders:
             self._leave(sender)
             job = self._jobs.get(hello.job_id)
@@ -355,7 +361,7 @@ class Service:
             return
         knowledge = self.learning.knowledge_of(job.fabric_id)
         if knowledge is not None:
-            job.give_brain(lambda: self._brains(job.job_id, job.fabric_id, job.fabric, knowledge))
+            job.give_brain(lambda: self._brains(job.job_id, job.fabric_id, job.fabric, knowledge, job.options))
 
     def _ring(self, job: Job, rank: int, bell: Bell) -> list[Reply]:
         """Rank 0's bell goes to all others, another rank's to rank 0."""

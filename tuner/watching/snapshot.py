@@ -16,7 +16,7 @@ from ..client.beside import beside
 from ..client.late import late, who
 from ..client.mistimed import mistimed
 from ..client.passed_by import passed_by
-from ..client.status import exposure_text, fleet_text, may_try, store_text, workload
+from ..client.status import exposure_text, fleet_text, is_well, may_try, store_text, workload_of
 from ..offline.explaining.values import Explanation
 from ..offline.jobs.listing import Gain
 from ..offline.size_ranges import rounded_range
@@ -214,8 +214,8 @@ def _job(job: wire.JobStatus, history: JobHistory | None) -> JobView:
         job_id=job.job_id,
         title=titled(job.job_id, job.name),
         health=job.health,
-        is_well=job.health == "ok" or job.health.startswith("forwards to "),
-        workload=workload(job.stage, job.missing_evidence),
+        is_well=is_well(job),
+        workload=workload_of(job),
         fabric_id=job.fabric_id,
         n_ranks=job.n_ranks,
         n_ranks_seen=job.n_ranks_seen,

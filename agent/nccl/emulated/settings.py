@@ -10,6 +10,8 @@ from typing import Final
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ....store.counted import counted
+from ....store.errors import FabricError
 from .. import fabric as fabrics
 from ..emulation_settings import EmulationSettings
 from ..fabric import Fabric
@@ -61,11 +63,21 @@ def emulation() -> Emulation:
 
 
 @lru_cache(maxsize=1)
-def announce() -> None:
-    """Say once per run that its times are not real."""
+def announce(n_ranks: int) -> None:
+    """Say once per run that its times are not real, and on how much of the fabric it runs.
+
+    Args:
+        n_ranks: of the run.
+    """
     settings = emulation()
+    try:
+        settings.fabric.refuse_more(n_ranks)
+    except FabricError as error:
+        _log.error("emulated NCCL: %s", error)
+        return
+    n_nodes = settings.fabric.n_nodes(range(n_ranks))
     _log.warning(
-        "emulated NCCL: collectives run on fabric %s (%s); all times are those of a virtual clock, seed %d",
-        settings.fabric.name, settings.fabric.title, settings.seed,
+        "emulated NCCL: collectives run on fabric %s (%s), %s on %s; all times are those of a virtual clock, seed %d",
+        settings.fabric.name, settings.fabric.title, counted(n_ranks, "rank"), counted(n_nodes, "node"), settings.seed,
     )  # fmt: skip
     _log.warning("emulated NCCL: settings are chosen by a model of %s", release(os.environ))

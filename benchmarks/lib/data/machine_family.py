@@ -161,7 +161,7 @@ def draw(seed: int) -> Machine:
     n_collectives = int(rng.integers(-(-n_keys // MOST_SIZES), min(len(COLLECTIVES), n_keys) + 1))
     latency_us, bandwidth_gbs = _between(rng, LATENCY_US), _between(rng, BANDWIDTH_GBS)
     n_settings = int(rng.integers(1, MOST_SETTINGS + 1))
-    kind = _Kind.draw(rng, n_settings)
+    kind = Kind.draw(rng, n_settings)
     wrong = np.zeros(n_keys)
     if rng.random() < WRONG_AT_ONE_SIZE:
         wrong[rng.integers(n_keys)] = math.log(_between(rng, WRONG_BY))
@@ -187,7 +187,7 @@ def draw(seed: int) -> Machine:
     return Machine(f"machine_{seed}", *states, view, looks_every, _between(rng, STEP_NOISE))
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """What the settings of one machine have in common."""
 
     shares: tuple[float, ...]
@@ -198,7 +198,7 @@ class _Kind(NamedTuple):
     noise: float
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, n_settings: int) -> _Kind:
+    def draw(cls, rng: np.random.Generator, n_settings: int) -> Kind:
         keys = rng.uniform(*KEYS_WITH_GAIN)
         chance = rng.random()
         keys = 0.0 if chance < NOTHING_TO_GAIN else MOST_KEYS if chance > 1.0 - ENVIRONMENTS else keys

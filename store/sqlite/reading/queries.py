@@ -199,6 +199,7 @@ class Reading:
         newer += ", passages" if "passages" in columns else ", '{}'"
         newer += ", lateness" if "lateness" in columns else ", '{}'"
         newer += ", failure" if "failure" in columns else ", ''"
+        newer += ", workload, environment" if "environment" in columns else ", '', ''"
         rows = self._reader().execute(
             f"SELECT job_id, coalesce(fabric_id, ''), n_ranks, stage, started_at_s, ended_at_s, {newer}"
             " FROM jobs LEFT JOIN fabrics ON fabrics.id = jobs.fabric ORDER BY jobs.id"
@@ -206,9 +207,9 @@ class Reading:
         return [
             JobRecord(
                 job, fabric, n, Stage(stage), start, end, name, bool(is_lost),
-                _read(seen, Passages()), _read(late, Lateness()), failure,
+                _read(seen, Passages()), _read(late, Lateness()), *texts,
             )
-            for job, fabric, n, stage, start, end, name, is_lost, seen, late, failure in rows
+            for job, fabric, n, stage, start, end, name, is_lost, seen, late, *texts in rows
         ]
 
     def shapes(self) -> dict[str, set[tuple[int, int, int, int]]]:

@@ -183,6 +183,19 @@ def test_a_pause_that_does_not_come_about_is_given_up() -> None:
     assert n_asking <= 2 * HORIZON_STEPS
 
 
+@pytest.mark.parametrize("gain", [0.05, 0.1, 0.2])
+def test_what_saves_less_than_what_it_replaces_is_no_suspect(gain: float) -> None:
+    """A job begins with what earlier jobs proved; most of that pauses for the first time as another setting begins."""
+    saves = {1: gain, 2: gain, 3: 0.01, 4: gain}
+    for seed in range(20):
+        guard, rng = StepGuard(), np.random.default_rng(seed)
+        for at, runs in enumerate([[1, 2, 4]] * 4 + [[1, 2]] * 2 + [[3, 4]] * 3 + [[1, 2], [1, 2, 3]] * 5):
+            log_us = 10.0 - sum(saves[name] for name in runs) + rng.normal(0.0, 0.01) + 0.05 * (at == 0)
+            guard.detect_level_shift(log_us, {name: name for name in runs})
+            assert guard.step(log_us, {name: name for name in runs}) is None
+            assert not guard.suspects
+
+
 @pytest.mark.parametrize("gain", [0.3, 0.1, 0.6])
 @pytest.mark.parametrize("n_first", [2, 0, 8])
 def test_what_new_settings_save_is_no_other_pace(gain: float, n_first: int) -> None:

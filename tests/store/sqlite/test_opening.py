@@ -219,13 +219,15 @@ def test_a_file_that_never_was_a_store_is_left_alone(tmp_path):
         ("passages", "m004_what_passed_the_tuner_by", Passages((Passage(PassageKind.copy_engine, 2, 4096),), 1)),
         ("lateness", "m006_who_was_late", Lateness(9, 1.5, 2.5, (LateRank(5, 1800.0, 0.92, 3, 8, "c"),))),
         ("failure", "m007_failures", "rank 1: RuntimeError"),
+        ("environment", "m010_environment_of_jobs", "NCCL_BUFFSIZE=8388608"),
     ],
 )
 def test_a_store_of_before_a_job_had_them_is_read_and_brought_up(path, column, step, seen):
     with Store.open(path) as store:
         store.record_job("j", "f", {}, 2)
     database = Database(path)
-    database.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
+    for dropped in {column} | ({"workload"} if column == "environment" else set()):
+        database.execute(f"ALTER TABLE jobs DROP COLUMN {dropped}")
     database["_sqlite_migrations"].delete_where("name = ?", [step])
     database.close()
     with Store.open(path, read_only=True) as store:

@@ -44,6 +44,9 @@ def explain(
     next_: Annotated[
         bool, typer.Option("--next", help="Show what would be tried next, and what that may bring.")
     ] = False,
+    environment: Annotated[
+        bool, typer.Option("--environment", help="Show what `launch --tune-environment` tried, and what that gave.")
+    ] = False,
     every: Annotated[
         bool, typer.Option("--all", help="Show every key, and every decision with its evidence.")
     ] = False,
@@ -60,6 +63,15 @@ def explain(
     of_a_trace = {"--format": format_name, "--rank": rank}
     of_a_store = {"--collective": collective, "--phase": phase, "--message-bytes": message_bytes}
     of_a_store |= {"--next": next_ or None, "--all": every or None}
+    if environment:
+        for option, value in (of_a_trace | of_a_store | {"--trace": trace}).items():
+            if value is not None:
+                raise UserError(f"{option} is useless with --environment", "leave it out")
+        from ...environment import shown
+
+        found = shown.known(store_path(store), job)
+        print_json(shown.document(found)) if as_json else shown.render(found, console())
+        return
     for option, value in (of_a_store if trace is not None else of_a_trace).items():
         if value is not None:
             other = "with --trace" if trace is not None else "without --trace"

@@ -40,23 +40,28 @@ from ..trial_options import (
 )
 
 if TYPE_CHECKING:
-    from ....store.wire import StatusReply
+    from ....agent.launch import LaunchRequest
+    from ....store.wire import DaemonOptions, StatusReply
 
 IDLE_EXIT_S = 1800.0
 """A daemon that we start ends after this time without a rank: big models are loaded for minutes before they train."""
 
 
+OF_THE_JOB = ("--numerics", "--shadow", "--tune-for", "--compare", "--tune-environment")
+COMPARED_STEPS = 80
+"""Of a job whose environment is tuned, unless --compare says."""
 EXCLUDING = (
     ("--no-agent", "--plan", "without the agent no plan comes into force"),
     ("--no-agent", "--log-trace", "without the agent no collective is logged"),
-    ("--no-agent", "--numerics", "without the agent nothing is tuned"),
+    *(("--no-agent", one, "without the agent nothing is tuned") for one in OF_THE_JOB),
     ("--no-agent", "--daemon", "without the agent nobody speaks to a daemon"),
     ("--plan", "--daemon", "under a plan file training runs without any daemon"),
+    *(("--plan", one, "under a plan file nothing is tuned") for one in OF_THE_JOB[1:]),
+    ("--shadow", "--compare", "in shadow nothing is tuned that could be compared"),
 )
 """Pairs of options that contradict each other, and why."""
 OF_THE_DAEMON = (
-    *("--store", "--budget-percent", "--memory-threshold", "--no-explore", "--shadow"),
-    *("--tune-for", "--compare"),
+    *("--store", "--budget-percent", "--memory-threshold", "--no-explore"),
     *("--listen", "--fleet", "--contributor", "--book", "--book-key"),
 )
 
@@ -104,6 +109,17 @@ def launch(
     shadow: Shadow = False,
     tune_for: TuneFor = None,
     compare: Compare = None,
+    tune_environment: Annotated[
+        bool,
+        typer.Option(
+            "--tune-environment",
+            help="Try one change of NCCL's variables per start of this training, and keep what is proven.",
+        ),
+    ] = False,
+    environment_file: Annotated[
+        Path | None,
+        typer.Option("--environment-file", help="With --tune-environment: try these NAME=VALUE lines only."),
+    ] = None,
     numerics: Numerics = NumericsChoice.any,
     listen: Listen = None,
     fleet: Fleet = None,
@@ -125,6 +141,7 @@ def launch(
     """
     from ....agent import launch as launching
     from ....agent import vigil
+    from ....store.job_options import JobOptions
     from ....store.paths import check_endpoint
     from ...client.holders import holder_of
     from ...client.status import fetch_status, no_answer
@@ -134,6 +151,7 @@ def launch(
         trace_dir=log_trace, summary_path=summary, plan_path=plan, keys_dir=curve_keys,
         nccl_memory_mb=None if nccl_memory is None else nccl_memory / 1e6, name=name,
         is_quiet=quiet, is_exact=numerics is NumericsChoice.exact,
+        job_options=JobOptions(shadow, tune_for or 0, compare or 0),
     )  # fmt: skip
     # As the shell does: a word with a slash is a path, all others are looked up in PATH.
     if command and os.sep in command[0] and Path(command[0]).is_dir():
@@ -166,6 +184,7 @@ def launch(
         "--shadow": shadow,
         "--tune-for": tune_for is not None,
         "--compare": compare is not None,
+        "--tune-environment": tune_environment,
         "--listen": listen is not None,
         "--fleet": fleet is not None,
         "--contributor": contributor is not None,
@@ -174,7 +193,9 @@ def launch(
         "--endpoint": endpoint is not None and endpoint != os.environ.get("ZEROTUNE_ENDPOINT"),
     }  # what the environment sets holds for other commands, too
     _refuse_contradictions(given, start_daemon=start_daemon)
-    trial = (budget_percent, memory_threshold, no_explore, shadow, NumericsChoice.any, tune_for, compare)
+    if environment_file is not None and not tune_environment:
+        raise UserError("--environment-file is useless without --tune-environment", "add that")
+    trial = (budget_percent, memory_threshold, no_explore, False)
     for_daemon = given_arguments(*trial)
     # Now: what is wrong with them belongs here, not in the daemon's log.
     bounds = brain_settings(*trial) if for_daemon else None
@@ -237,7 +258,8 @@ def launch(
                 file=sys.stderr,
             )
     if answer is not None:
-        unused = for_daemon if bounds is not None and bounds.options() != answer.options else []
+        is_used = bounds is None or _bounds(bounds.options()) == _bounds(answer.options)
+        unused = [] if is_used else for_daemon
         if given["--store"] and store_file is not None and os.path.realpath(store_file) != answer.store_path:
             unused = [*unused, "--store", str(store)]
         unused = [*unused, *_unused(answer, listen, fleet, contributor, book)]
@@ -247,6 +269,8 @@ def launch(
                 f" {answer.daemon_pid}) has its own; `zerotune daemon stop` ends it",
                 file=sys.stderr,
             )
+    if tune_environment:
+        request = _with_environment(request, answer, environment_file)
     sys.stdout.flush()
     if agent and not quiet:
         with contextlib.suppress(OSError):  # on a full disk the job ends without a line
@@ -257,6 +281,35 @@ def launch(
     except OSError as error:  # say, a script without a #! line
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"command {command[0]!r} cannot be run: {reason}", "put its interpreter before it") from error
+
+
+def _with_environment(request: LaunchRequest, answer: StatusReply | None, own: Path | None) -> LaunchRequest:
+    """With what this start of the training shall try, if rank 0 is on this node."""
+    from msgspec import structs
+
+    from ...environment.proposal import propose
+
+    if answer is None:
+        if own is not None:
+            from ...environment.candidates import read_candidates
+
+            read_candidates(own)
+        print("zerotune: --tune-environment is not used: no daemon answers that could remember it", file=sys.stderr)
+        return request
+    found = propose(Path(answer.store_path), request.command, request.name, own, request.environment)
+    print(
+        f"zerotune: the job runs with {found.variables or 'the usual environment'}: {found.why}"
+        f" (`zerotune explain --environment`)",
+        file=sys.stderr,
+    )
+    told = request.job_options
+    if not told.compare_steps and not told.shadow:  # starts are compared by what NCCL's own choice takes
+        told = structs.replace(told, compare_steps=COMPARED_STEPS)
+    return replace(request, job_options=told, workload=found.workload, proposed_environment=found.variables)
+
+
+def _bounds(options: DaemonOptions | None) -> tuple[float, ...]:
+    return () if options is None else (options.budget_percent, options.memory_threshold, options.explore)
 
 
 def _unused(

@@ -125,6 +125,10 @@ def advise(
     layer: Annotated[str, typer.Option(help="With --overlap: parameters of one layer.", metavar="PARAMETERS")] = "50M",
     tokens: Annotated[int, typer.Option(help="With --overlap: tokens per rank and step.", min=1)] = 4096,
     group: Annotated[int, typer.Option(help="With --overlap: ranks per group of hybrid sharding.", min=1)] = 64,
+    environment: Annotated[
+        bool,
+        typer.Option("--environment", help="Only: which of NCCL's variables to try first on the machine of --job."),
+    ] = False,
     picture: Annotated[Path | None, typer.Option(help="Write a picture of the best three, .svg or .png.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -134,6 +138,13 @@ def advise(
 
     Only memory and communication: zerotune advise 7.5B --memory --ranks 64
     """
+    if environment:
+        if model is not None:
+            raise UserError(f"--environment does not use the model {model}", "leave one of them out")
+        from ...environment import shown as environments
+
+        environments.render_advice(environments.known(store_path(None), job), console())
+        return
     if memory:
         from .memory_shown import show, show_overlaps
 

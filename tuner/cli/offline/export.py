@@ -25,10 +25,10 @@ def export(
         typer.Option(
             "--to",
             help="plan (for launch --plan, .json); nvidia-csv, rccl-csv, ncclx-csv or ncclx-json for other tuners;"
-            " measurements (.csv, or .parquet); or chrome: a timeline for Perfetto and chrome://tracing (.json, or"
-            " .json.gz).",
+            " measurements (.csv, or .parquet); environment (.env); or chrome: a timeline for Perfetto and"
+            " chrome://tracing (.json, or .json.gz).",
             metavar="FORMAT",
-            autocompletion=completion.one_of("plan", *_TABLES, "measurements", "chrome"),
+            autocompletion=completion.one_of("plan", *_TABLES, "measurements", "environment", "chrome"),
         ),
     ] = "plan",
     store: StorePath = None,
@@ -67,6 +67,7 @@ def export(
 
     For Perfetto: zerotune store export timeline.json.gz --to chrome --trace traces/
     """
+    from ...environment import shown as environment
     from ...offline import export as exporting
     from ...offline.chrome_trace import export_chrome_trace
 
@@ -74,11 +75,12 @@ def export(
         "plan": exporting.export_plan,
         **{name: partial(exporting.export_table, name) for name in _TABLES},
         "measurements": exporting.export_measurements,
+        "environment": environment.export,
         "chrome": partial(export_chrome_trace, trace=trace),
     }
     write = formats.get(to)
     if write is None:
-        named = f"plan, {', '.join(_TABLES)}, measurements or chrome (for Perfetto)"
+        named = f"plan, {', '.join(_TABLES)}, measurements, environment or chrome (for Perfetto)"
         raise UserError(f"cannot export to {to!r}", f"use {named}")
     if trace is not None and to != "chrome":
         raise UserError(f"--trace is of no use for {to}", "use it with --to chrome")

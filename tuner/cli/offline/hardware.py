@@ -46,9 +46,11 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
         return
     from rich.table import Table
 
-    fabrics = Table("fabric", "what it is", title="To emulate (--fabric NAME), and to predict for")
+    fabrics = Table("fabric", "what it is", "nodes x ranks", title="To emulate (--fabric NAME), and to predict for")
+    fabrics.caption = "Ranks fill one node after another: 2 ranks of h100_ib_2 run on one node."
     for name, description in described.items():
-        fabrics.add_row(name, str(description["title"]))
+        shape = [str(description[what]) for what in ("max_nodes", "ranks_per_node") if what in description]
+        fabrics.add_row(name, str(description["title"]), " x ".join(shape))
     machines_table = Table("machine", "what it is", title="To predict for (predict NAME, advise --fabric NAME)")
     for name, machine in MACHINES.items():
         machines_table.add_row(name, machine.title)

@@ -10,7 +10,7 @@ from ....store.errors import UserError
 from .. import completion
 from ..options import AsJson, FabricName, StorePath, console, progress_console, sigterm_like_ctrl_c
 from ..paths import store_path
-from ..sizes import a_size
+from ..sizes import a_size, share
 
 
 def sweep(
@@ -35,13 +35,21 @@ def sweep(
     full: Annotated[bool, typer.Option("--full", help="Measure the whole grid.")] = False,
     half_width: Annotated[
         float,
-        typer.Option(help="Wanted half width of a median's 95 % interval, as a share; also what counts as a tie."),
+        typer.Option(
+            help="Wanted half width of a median's 95 % interval, as a share; also what counts as a tie.",
+            parser=share,
+            metavar="SHARE",
+        ),
     ] = 0.03,
     max_repeats: Annotated[int, typer.Option(help="Most samples of one setting at one size.")] = 30,
     timeout: Annotated[float, typer.Option(help="Seconds after which a setting counts as hung.")] = 30.0,
     samples_share: Annotated[
         float | None,
-        typer.Option(help="Without --full: samples to take at most, as a share of the grid's; 0.125 by default."),
+        typer.Option(
+            help="Without --full: samples to take at most, as a share of the grid's; 0.125 by default.",
+            parser=share,
+            metavar="SHARE",
+        ),
     ] = None,
     check: Annotated[bool, typer.Option(help="Verify the result of each setting once; --no-check trusts it.")] = True,
     fresh: Annotated[

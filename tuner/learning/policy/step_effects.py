@@ -109,7 +109,7 @@ def of_key(key: int) -> KeyEffect:
 class StepEffects:
     """Effects (log, positive = slower) on steps by name.
 
-    Before anything is known each is one noise scale large.
+    Before anything is known each is one noise scale large; those that run from the first step on may be of any size.
     """
 
     def __init__(self) -> None:
@@ -172,7 +172,8 @@ class StepEffects:
         for name in shares:
             self._ran_at[name] = self._n_steps
             if name not in self._places and (not isinstance(name, int) or len(self._places) < MOST_EFFECTS):
-                self._places[name] = state.add(self.noise**2)
+                # With the first step comes nothing that the level could be told by.
+                self._places[name] = state.add(1.0 if self._n_steps == 1 else self.noise**2)
         drift = min(math.exp(self._log_drift), self.noise)
         state.covariance[0, 0] += drift**2
         design = self._design(shares)

@@ -371,7 +371,7 @@ class StepFeedback:
         explored, exposed = self._explored(in_force), self._policy.trial_cost.exposed
         level_us = math.exp(guard.effects.expected({})) if math.isfinite(usual_us) else math.inf
         longer = self._longer(explored, level_us)
-        guard.longer = {} if exposed.is_measured else guard.longer | longer
+        guard.longer |= longer
         exposed.estimate = guard.effects.effect({Shared.exposed: 1.0})
         if in_force.variant is not None:
             explored = {name: key for name, key in explored.items() if key not in in_force.variant.changes}

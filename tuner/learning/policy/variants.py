@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from ....store.counted import counted
 from ....store.records import Candidate, DecisionKind
 from ...modeling.posterior import Column
 from ..explaining.words import saved, variant_ended
@@ -213,7 +214,7 @@ class Variants:
                     worst_us += self._policy.trial_cost.traffic.per_step[state.index] * max(0.0, more_us)
                     changes[state.index], most = setting, max(most, int(channels[at]))
                     break
-        yield Variant(f"at most {most} channels{group and ' for '}{group}", changes, float(worst_us))
+        yield Variant(f"at most {counted(most, 'channel')}{group and ' for '}{group}", changes, float(worst_us))
 
     def _may_begin(self, variant: Variant, step: int, step_us: float) -> bool:
         """Whether its turn has come, memory and budget have room for it, and no step may suffer by much."""

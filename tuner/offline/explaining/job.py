@@ -17,6 +17,7 @@ from ....store.records import (
     CandidateStatistics,
     Decision,
     DecisionKey,
+    DecisionKind,
     JobRecord,
     MissingEvidence,
     Phase,
@@ -152,6 +153,7 @@ def head_of(store_path: Path, job_id: str | None) -> Head:
 
 
 def _head(store: Store, jobs: JobsRead, job: JobRecord, decisions: Sequence[Decision], here: Medians) -> Head:
+    current = since_takeover(decisions)
     keys = [*here, *(decision.key for decision in decisions if not decision.is_of_job)]
     emulated = str(store.fabrics().get(job.fabric_id, {}).get("emulated", ""))
     return Head(
@@ -169,6 +171,7 @@ def _head(store: Store, jobs: JobsRead, job: JobRecord, decisions: Sequence[Deci
         gain=gain_of(jobs, job),
         n_damaged=store.measured_calls(job.job_id).n_damaged,
         n_impossible_times=job.passages.n_impossible_times,
+        frozen_since=max((one.step or 0 for one in current if one.kind == DecisionKind.freeze), default=0),
     )
 
 

@@ -15,6 +15,7 @@ from ...learning.policy.observations import MIN_GAIN
 from ...modeling.posterior import expected_improvement
 from ..size_ranges import exact_range
 from .values import Explanation
+from .words import WIDE
 
 
 class NextTrial(msgspec.Struct, frozen=True):
@@ -62,12 +63,17 @@ def render_next(trials: Sequence[NextTrial], console: Console) -> None:
     if not trials:
         console.print("Nothing would be tried: no setting that this job never ran promises enough at any key.")
         return
-    headings = "collective, phase", "bytes", "runs", "would be tried", "expected us (90 %)", "worth per step"
-    table = Table(*headings, box=None)
+    line = "\n" if console.width < WIDE else " "
+    headings = f"collective,{line}phase", "bytes", "runs", "would be tried", f"expected us{line}(90 %)"
+    table = Table(*headings, f"worth{line}per step", box=None)
+    for column in table.columns:
+        column.no_wrap = True
     for one in trials:
         table.add_row(
-            f"{one.collective} {one.phase}", exact_range(one.min_bytes, one.max_bytes), one.setting, one.candidate,
-            f"{one.expected_us:,.1f} ({one.low_us:,.1f}..{one.high_us:,.1f})", f"{one.worth_us:,.1f} us",
+            f"{one.collective}{line}{one.phase}",
+            exact_range(one.min_bytes, one.max_bytes).replace(" to ", f" to{line}"),
+            one.setting, one.candidate,
+            f"{one.expected_us:,.1f}{line}({one.low_us:,.1f}..{one.high_us:,.1f})", f"{one.worth_us:,.1f} us",
         )  # fmt: skip
     console.print(table)
     console.print("What is tried first is what risks least; all trials together must fit the budget.")

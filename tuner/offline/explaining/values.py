@@ -41,6 +41,8 @@ class Head(msgspec.Struct, frozen=True):
     """Of its steps as a whole, as `zerotune jobs` has it."""
     n_impossible_times: int = 0
     """Collectives to which NCCL gave the times of others: not measured, and not counted."""
+    frozen_since: int = 0
+    """The step since which nothing new was tried; 0: that did not come."""
 
 
 class Explanation(msgspec.Struct, frozen=True):

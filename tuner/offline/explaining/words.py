@@ -28,10 +28,11 @@ MAX_UNSEEN: Final = 4
 WIDE: Final = 110
 """Columns of a terminal where a key's figures have room on one line."""
 MEANINGS: Final = (
-    "expected: estimated from the predictions and from what this job had measured until the key's last decision;"
-    " guessed: from the predictions alone. In a reason, predicted is what was expected before that trial. What is"
-    " predicted to be slower goes on trial where its interval leaves enough to be gained. Medians are"
-    " of what the store has now."
+    "baseline: NCCL's own choice. expected: estimated from the predictions and from what this job had measured until"
+    " the key's last decision; guessed: from the predictions alone. In a reason, predicted is what was expected before"
+    " that trial. What is predicted to be slower goes on trial where its interval leaves enough to be gained. Medians"
+    " are of all calls that the store has now. A percentage in a reason compares steps that ran in turns, so the two"
+    " may differ."
 )
 
 
@@ -52,7 +53,8 @@ def render(
         console.print("Nothing was decided in this job, and no training of it was measured. --job names another.")
         return
     if head is not None:
-        _indented(console, workload(Stage[head.stage], head.missing_evidence))
+        frozen = f", tuning frozen since step {head.frozen_since:,}" if head.frozen_since else ""
+        _indented(console, workload(Stage[head.stage], head.missing_evidence) + frozen)
         if head.baseline:
             _indented(console, f"NCCL's own choice is that of the tuner {head.baseline}, which is asked before ours")
         for words in (*late(head.lateness), *was_late(head.lateness), *to_be_padded(head.misaligned)):
@@ -209,7 +211,8 @@ def _render_one(explained: Explanation, console: Console) -> None:
     _indented(console, "; ".join(filter(None, (f"predictions by {guesses}", tried))))
     # Notes below, not beside: on 80 columns they would leave the figures no room.
     expected = "guessed" if explained.is_guess else "expected"
-    table = Table("  setting", f"{expected} us (90 %)", "this job (calls)", "all jobs (calls)", box=None)
+    headings = f"{expected} us (90 %)", "this job, us\n(all calls)", "all jobs, us\n(all calls)"
+    table = Table("  setting", *headings, box=None)
     for column in table.columns[:2]:
         column.no_wrap = True
     for one in shown(explained.alternatives):

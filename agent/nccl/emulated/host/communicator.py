@@ -71,6 +71,7 @@ class Communicator:
         self._stream_end_us = 0.0
         self._own_end_us = 0.0
         self._n_issued = 0
+        self._us_factor = fabric.us_factor(self._shape, os.environ)
         self._truths: dict[tuple[Collective, int, Candidate], float] = {}
         self._failure: BaseException | None = None
         if self.n_ranks > 1 and not self.release.connects_at_first_use:
@@ -196,7 +197,7 @@ class Communicator:
         key = (collective, call.message_bytes, candidate)
         truth_us = self._truths.get(key)
         if truth_us is None:
-            truth_us = self._truths[key] = self._fabric.truth_us(
+            truth_us = self._truths[key] = self._us_factor * self._fabric.truth_us(
                 self._shape, collective, candidate.algorithm, candidate.protocol,
                 min(max(1, candidate.n_channels), self._fabric.max_channels(self._shape)), call.message_bytes,
             )  # fmt: skip

@@ -53,7 +53,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if not ranks:  # the default group: there is one at a time
             close_all()
             if rank == 0:
-                announce()
+                announce(n_ranks)
         store = dist.PrefixStore(name_start(store, name, ranks, rank, n_ranks, timeout), store)
         self._store, self._rank, self._n_ranks = store, rank, n_ranks
         self._timeout, self._name = timeout, name

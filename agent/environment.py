@@ -1,0 +1,64 @@
+"""What `zerotune launch --tune-environment` proposes for NCCL's environment comes into force in all ranks, or in none.
+
+A variable lasts for the life of a process: NCCL reads it when the first communicator is made. So it is set right
+before that, once all ranks have agreed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from ..store.wire import Start
+from .agreement.exchange import Exchange
+from .agreement.job_environment import Agreed, agree
+from .daemon_link.asking import announce
+from .daemon_link.job_id import n_restarts
+from .first_group import before_communicators
+from .job_store import second_connection
+from .machine.nccl_variables import in_effect
+from .settings import AgentSettings
+
+logger = logging.getLogger("zerotune.agent")
+
+PREFIX: Final = "zerotune-environment"
+
+
+def tune_environment(settings: AgentSettings) -> None:
+    """See that a proposal is agreed on once the job's store is there. To be called before a group is made."""
+    before_communicators(lambda store, rank, world_size: _agree(settings, store, rank, world_size))
+
+
+def assignments(variables: str) -> dict[str, str]:
+    """Values by name of `NAME=VALUE` with spaces between."""
+    return dict(part.split("=", 1) for part in variables.split() if "=" in part)
+
+
+def objection(variables: str) -> str:
+    """Why this rank can't take these variables; empty: it can."""
+    if variables and n_restarts():
+        return "the job was restarted: it goes on with what was there before"
+    taken = in_effect(os.environ)
+    for name, value in assignments(variables).items():
+        if taken.get(name, value) != value:
+            return f"{name}={taken[name]} is set by the user on {os.uname().nodename}"
+    return ""
+
+
+def _agree(settings: AgentSettings, store: Any, rank: int, world_size: int) -> None:
+    def remember(number: int, variables: str) -> bool:
+        n_times = max(number - 1, n_restarts())
+        job_id = settings.job_id + (f".{n_times}" if n_times else "")
+        return announce(settings.endpoint, Start(job_id, settings.job_name, settings.workload, variables))
+
+    exchange = Exchange(dist.PrefixStore(PREFIX, second_connection(store)))
+    try:
+        agreed = agree(exchange, rank, world_size, settings.proposed_environment, objection, remember)
+    except RuntimeError as error:
+        agreed = Agreed("", f"the job's store does not answer: {error}")
+    os.environ.update(assignments(agreed.variables))
+    if rank == 0 and settings.proposed_environment and not agreed.variables:
+        logger.warning("zerotune: %s is not tried: %s", settings.proposed_environment, agreed.why_not)

@@ -1,0 +1,41 @@
+"""How the user's script failed, as far as Python tells at exit; of `sys.exit(1)` it tells nobody."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Final
+
+from ..store import wire
+from .settings import ENV_FABRIC
+
+MAX_WORDS: Final = 300
+_SAYS_CUDA: Final = ("cuda", "nvidia", "no gpus found", "have nccl")
+"""In small letters, of what torch says where it finds no GPU."""
+
+
+def failure() -> str:
+    """Type of the exception that ended the script; empty: none did."""
+    name: str = getattr(getattr(sys, "last_type", None), "__name__", "")
+    return name.encode("ascii", "replace").decode()[: wire.MAX_ID_LENGTH]
+
+
+def failure_in_words() -> str:
+    """That exception and the exit status, and what helps where it was for want of a GPU; empty: none ended it."""
+    if not (name := failure()):
+        return ""
+    error = getattr(sys, "last_value", None)
+    status = getattr(error, "exit_code", 1)
+    first = getattr(error, "get_first_failure", None)  # torchrun's, of its ranks
+    if callable(first):
+        status = first()[1].exitcode
+    return f"{name}, exit status {status}{_without_gpu(str(error).lower())}"[:MAX_WORDS]
+
+
+def _without_gpu(text: str) -> str:
+    torch = sys.modules.get("torch")
+    if torch is None or torch.cuda.is_available() or not any(words in text for words in _SAYS_CUDA):
+        return ""
+    if os.environ.get(ENV_FABRIC):
+        return "; --fabric emulates NCCL alone: let the script use the CPU where there is no GPU"
+    return "; torch finds no GPU here: `zerotune launch --fabric h100_node` emulates NCCL without one"

@@ -1,0 +1,209 @@
+"""Machines on which environments may be tried, job by job: random ones that are like recorded ones, and recorded ones.
+
+Under each environment the calls of a step take a multiple of their usual time, by size. A random machine's multiples
+are drawn as `machine_family` draws those of settings, with the statistics of the eleven recordings whose arms are
+environments or builds (`RECORDED`; `matches` shows both). A step is computation and the exposed share of its calls.
+How much is exposed, how jobs differ, how the level wanders and how often an environment crashes is assumed.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.lib.data.machine_family import NEARLY, Kind
+from benchmarks.lib.data.recorded_grids import load as load_grids
+from benchmarks.lib.reporting import Result
+from zerotune.store.records import BASELINE
+
+Floats = NDArray[np.float64]
+Range = tuple[float, float]
+
+RECORDED: Final[dict[str, tuple[float, float, float]]] = {
+    "gain_median": (0.7, 1.2, 25.0),
+    "gain_90": (6.0, 25.0, 39.0),
+    "slow2": (0.0, 14.0, 45.0),
+    "slow10": (0.0, 1.0, 8.0),
+    "corr": (0.37, 0.82, 0.95),
+    "flips": (10.0, 18.0, 27.0),
+}
+"""Percent, but for `corr`: quantiles (10, 50, 90) over recorded machines; as in `machine_family`."""
+
+N_ENVIRONMENTS: Final = (2, 10)
+N_SIZES: Final = (4, 22)
+LEAST_LOG2_BYTES: Final = 12.0
+GAINING: Final[Range] = (0.1, 0.7)
+"""Share of (size, environment) pairs that are faster than usual."""
+LARGEST_GAIN: Final[Range] = (0.05, 0.85)
+THE_SAME: Final[Range] = (0.1, 0.8)
+NEVER_SLOW: Final = 0.25
+SLOW2: Final[Range] = (0.02, 0.55)
+SLOW10_SHARE: Final[Range] = (0.0, 0.3)
+ALIKE: Final[Range] = (0.4, 0.98)
+OF_THE_ENVIRONMENT: Final[Range] = (0.0, 0.8)
+
+# Assumed: no recording tells.
+EXPOSED: Final[Range] = (0.02, 0.4)
+"""Share of the usual step's time that waits for calls."""
+CRASHES: Final = 0.04
+"""Share of environments under which a job fails."""
+JOBS_DIFFER: Final[Range] = (0.003, 0.02)
+"""Spread (log) of the step times of jobs alike; tails as Student's t of 4 degrees."""
+WANDERS: Final[Range] = (0.001, 0.01)
+"""How far (log) the level wanders in a day."""
+HOURS_APART: Final[Range] = (1.0, 72.0)
+STEPS: Final[Range] = (200.0, 20_000.0)
+STEP_NOISE: Final[Range] = (0.003, 0.1)
+JOBS_OF_A_GRID: Final = 10
+"""Workloads that are played on each recorded grid."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One workload on one machine: what its jobs' steps take under each environment."""
+
+    name: str
+    ratios: tuple[float, ...]
+    """Step time under each environment over the usual one."""
+    crashes: tuple[bool, ...]
+    jobs_differ: float
+    wanders: float
+    hours_apart: float
+    steps: float
+    step_noise: float
+
+    @property
+    def gain(self) -> float:
+        """What the best environment that runs saves of a usual step."""
+        return 1.0 - min(1.0, *np.where(self.crashes, math.inf, self.ratios))
+
+    def with_nothing_to_gain(self) -> Machine:
+        """The same, but what is faster takes as long as usual."""
+        return replace(self, ratios=tuple(max(1.0, one) for one in self.ratios))
+
+
+def draw(seed: int) -> Machine:
+    """The random machine of this seed."""
+    rng = np.random.default_rng([seed, 54])
+    n_environments = int(rng.integers(N_ENVIRONMENTS[0], N_ENVIRONMENTS[1] + 1))
+    ratios, usual_us = grid(rng, n_environments)
+    calls = rng.dirichlet(np.full(len(usual_us), 0.5))
+    return with_jobs(f"machine_{seed}", ratios, calls * usual_us, rng)
+
+
+def grid(rng: np.random.Generator, n_environments: int) -> tuple[Floats, Floats]:
+    """Times of calls over usual ones, shape (n_environments, n_sizes), and usual times by size."""
+    n_sizes = int(rng.integers(N_SIZES[0], N_SIZES[1] + 1))
+    log2_bytes = np.arange(n_sizes) + rng.uniform(LEAST_LOG2_BYTES, 32.0 - n_sizes + 2.0)
+    keys = rng.uniform(*GAINING)
+    gaining = 1.0 - (1.0 - keys) ** (1.0 / math.sqrt(n_environments))
+    slow2 = 0.0 if rng.random() < NEVER_SLOW else rng.uniform(*SLOW2) * (1.0 - gaining)
+    slow10 = slow2 * rng.uniform(*SLOW10_SHARE)
+    same = gaining + rng.uniform(*THE_SAME) * (1.0 - slow2 - gaining)
+    least = math.log(1.0 - rng.uniform(*LARGEST_GAIN))
+    kind = Kind(
+        (0.0, gaining / 3.0, gaining, same, 1.0 - slow2, 1.0 - slow10, 1.0),
+        (least, least / 5.0, -NEARLY, NEARLY, math.log(2.0), math.log(10.0), math.log(30.0)),
+        rng.uniform(*ALIKE),
+        rng.uniform(*OF_THE_ENVIRONMENT),
+        0.005,
+    )
+    ratios = np.exp(next(kind.log_ratios(rng, n_environments, log2_bytes)))
+    return ratios, between(rng, (8.0, 250.0)) + 2.0**log2_bytes / (1000.0 * between(rng, (0.6, 250.0)))
+
+
+def with_jobs(name: str, ratios: Floats, weights_us: Floats, rng: np.random.Generator) -> Machine:
+    """A machine of a grid, with jobs as they are assumed.
+
+    Args:
+        ratios: of calls' times over usual ones, shape (n_environments, n_sizes).
+        weights_us: what the calls of each size usually take in a step, together.
+    """
+    exposed = between(rng, EXPOSED)
+    step_ratios = 1.0 - exposed + exposed * ratios @ weights_us / weights_us.sum()
+    return Machine(
+        name,
+        tuple(step_ratios.tolist()),
+        tuple((rng.random(len(ratios)) < CRASHES).tolist()),
+        between(rng, JOBS_DIFFER),
+        between(rng, WANDERS),
+        between(rng, HOURS_APART),
+        between(rng, STEPS),
+        between(rng, STEP_NOISE),
+    )
+
+
+def between(rng: np.random.Generator, limits: Range) -> float:
+    """As likely in each octave."""
+    return math.exp(rng.uniform(*np.log(limits)))
+
+
+def statistics_of(ratios: Floats) -> dict[str, float]:
+    """What `RECORDED` has, of one grid of ratios."""
+    logs = np.log(ratios)
+    gains = 100.0 * np.maximum(0.0, 1.0 - ratios.min(axis=0))
+    here, there = logs[:, :-1].ravel(), logs[:, 1:].ravel()
+    return {
+        "gain_median": float(np.median(gains)),
+        "gain_90": float(np.percentile(gains, 90)),
+        "slow2": 100.0 * float((ratios >= 2.0).mean()),
+        "slow10": 100.0 * float((ratios >= 10.0).mean()),
+        "corr": float(np.corrcoef(here, there)[0, 1]),
+        "flips": 100.0 * float(((here < 0.0) != (there < 0.0)).mean()),
+    }
+
+
+def matches(seeds: Sequence[int]) -> Iterator[Result]:
+    """How drawn grids compare with recorded ones: three quantiles over machines of each statistic."""
+    found = []
+    for seed in seeds:
+        rng = np.random.default_rng([seed, 54])
+        found.append(statistics_of(grid(rng, int(rng.integers(N_ENVIRONMENTS[0], N_ENVIRONMENTS[1] + 1)))[0]))
+    for name, recorded in RECORDED.items():
+        drawn = np.nanpercentile([one[name] for one in found], (10, 50, 90))
+        for quantile, value, there in zip((10, 50, 90), drawn, recorded, strict=True):
+            unit = "" if name == "corr" else "%"
+            yield Result(f"family_{name}@{quantile}th", float(value), unit, "", f"recorded {there:g}")
+
+
+Times = dict[int, dict[str, list[float]]]
+"""Microseconds by size and environment; empty: the usual one."""
+
+
+def recorded(folder: Path) -> Iterator[Machine]:
+    """Every grid below `folder` as machines, of which jobs are assumed."""
+    for name, times in _grids(folder):
+        environments = sorted({one for known in times.values() for one in known if one})
+        rows = [known for known in times.values() if known.keys() >= {"", *environments}]
+        if not environments or not rows:
+            continue
+        usual_us = np.array([np.median(one[""]) for one in rows])
+        ratios = np.array([[np.median(one[name]) for one in rows] for name in environments]) / usual_us
+        for seed in range(JOBS_OF_A_GRID):
+            yield with_jobs(name, ratios, usual_us, np.random.default_rng([seed, 56]))
+
+
+def _grids(folder: Path) -> Iterator[tuple[str, Times]]:
+    """Tables with a column `environment`, and grids of forced settings."""
+    tables: dict[str, Times] = {}
+    for path in sorted(folder.rglob("*.tsv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file, delimiter="\t"):
+                if "environment" in row:
+                    name = f"{row['grid']}:{row['collective']}:{row['n_ranks']}"
+                    known = tables.setdefault(name, {}).setdefault(int(row["message_bytes"]), {})
+                    known.setdefault(row["environment"], []).append(float(row["duration_us"]))
+    yield from tables.items()
+    for grid_ in load_grids(folder):
+        times = {
+            size: {"" if one == BASELINE else str(one): us for one, us in known.items()}
+            for size, known in grid_.places().items()
+        }
+        yield f"{grid_.name}:{grid_.collective.name}", times

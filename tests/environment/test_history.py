@@ -1,0 +1,134 @@
+"""What the store remembers of a training's starts is what the policy is told, and what people are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.lib.command_line import zerotune
+from zerotune.store.records import StepRecord
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.environment.history import history, workload_id
+from zerotune.tuner.environment.proposal import propose
+from zerotune.tuner.environment.trials import Outcome
+
+HARDWARE = {"gpu": "H100", "adapters": "8 x InfiniBand 400 Gb/sec", "nccl_version": 22809, "n_nodes": 2}
+COMMAND = ["torchrun", "train.py"]
+WORKLOAD = workload_id(COMMAND, None)
+
+
+class Starts:
+    """Writes one start after another into a store, as a daemon would."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._n = 0
+
+    def add(self, variables: str = "", *, step_us: float = 1e5, n_steps: int = 40, **news: object) -> str:
+        """A job of so many steps; 0: no rank ever greeted."""
+        self._n += 1
+        job_id = f"job-{self._n}"
+        with Store.open(self.path) as store:
+            store.record_start(job_id, "", str(news.pop("workload", WORKLOAD)), variables)
+            facts = HARDWARE | dict(one.split("=") for one in variables.split())
+            if n_steps:
+                hardware = {**facts, **news.pop("hardware", {})}  # type: ignore[dict-item]
+                store.record_job(job_id, f"fabric{sorted(hardware.items())}", hardware, 16)
+                store.record_steps(job_id, [StepRecord(at, 0, step_us * (1 + at % 3 / 1000)) for at in range(n_steps)])
+            store.update_job(job_id, **({"ended_at_s": 1.0} | news))  # type: ignore[arg-type]
+        return job_id
+
+
+@pytest.fixture
+def starts(tmp_path: Path) -> Starts:
+    return Starts(tmp_path / "store.db")
+
+
+def outcomes(starts: Starts) -> list[Outcome]:
+    with Store.open(starts.path, read_only=True) as store:
+        return [one.outcome for one in history(store, WORKLOAD).jobs]
+
+
+def test_starts_are_told_with_their_variables_and_times(starts: Starts) -> None:
+    starts.add()
+    starts.add("NCCL_BUFFSIZE=8388608", step_us=9e4)
+    starts.add(workload="another training")
+    with Store.open(starts.path, read_only=True) as store:
+        found = history(store, WORKLOAD)
+    assert [one.change for one in found.jobs] == ["", "NCCL_BUFFSIZE=8388608"]
+    assert [one.step_us for one in found.jobs] == pytest.approx([1e5, 9e4], rel=0.01)
+    assert found.is_multi_node
+    assert found.hardware["adapters"] == HARDWARE["adapters"]
+    assert not any(name.startswith("NCCL") for name in found.hardware)
+
+
+def test_another_machine_begins_anew(starts: Starts) -> None:
+    starts.add()
+    starts.add("NCCL_BUFFSIZE=8388608")
+    last = starts.add(hardware={"gpu": "B200"})
+    with Store.open(starts.path, read_only=True) as store:
+        assert history(store, WORKLOAD).job_ids == [last]
+
+
+@pytest.mark.parametrize(
+    ("news", "outcome"),
+    [
+        ({}, Outcome.ended),
+        ({"n_steps": 0, "ended_at_s": None}, Outcome.failed),
+        ({"n_steps": 3}, Outcome.failed),
+        ({"failure": "rank 3: DistBackendError"}, Outcome.failed),
+        ({"failure": "rank 0: KeyboardInterrupt"}, Outcome.ended),
+        ({"failure": "rank 0: KeyboardInterrupt", "n_steps": 3}, Outcome.unknown),
+        ({"n_steps": 15, "is_lost": True}, Outcome.failed),
+        ({"n_steps": 35, "is_lost": True}, Outcome.ended),
+    ],
+)
+def test_a_start_that_came_to_nothing_failed_unless_the_user_wished_so(starts: Starts, news, outcome) -> None:
+    starts.add()
+    starts.add("NCCL_NTHREADS=64", **news)
+    starts.add()
+    assert outcomes(starts) == [Outcome.ended, outcome, Outcome.ended]
+
+
+def test_the_newest_start_may_still_run(starts: Starts) -> None:
+    starts.add()
+    starts.add("NCCL_NTHREADS=64", n_steps=3, ended_at_s=None)
+    assert outcomes(starts)[-1] is Outcome.unknown
+
+
+def test_the_first_start_runs_as_ever_and_what_the_user_set_is_left_alone(starts: Starts, tmp_path: Path) -> None:
+    first = propose(starts.path, COMMAND, None, None, {})
+    assert (first.workload, first.variables) == (WORKLOAD, "")
+    starts.add()
+    own = tmp_path / "candidates"
+    own.write_text("NCCL_BUFFSIZE=8388608\nNCCL_NTHREADS=256\n")
+    assert propose(starts.path, COMMAND, None, own, {}).variables == "NCCL_BUFFSIZE=8388608"
+    assert propose(starts.path, COMMAND, None, own, {"NCCL_BUFFSIZE": "1"}).variables == "NCCL_NTHREADS=256"
+    starts.add("NCCL_BUFFSIZE=8388608", n_steps=0)
+    starts.add()
+    assert propose(starts.path, COMMAND, None, own, {}).variables == "NCCL_NTHREADS=256", "a failure is not repeated"
+
+
+def test_a_name_stands_for_all_of_its_commands() -> None:
+    assert workload_id(COMMAND, "llama") == workload_id(["bash", "run.sh"], "llama") != WORKLOAD
+
+
+def test_what_was_found_is_shown_and_exported(starts: Starts, tmp_path: Path) -> None:
+    store = ("--store", str(starts.path))
+    starts.add(workload="")
+    none = zerotune("explain", "--environment", *store)
+    assert none.code == 2
+    assert "--tune-environment" in none.err
+    for _ in range(6):
+        starts.add()
+        starts.add("NCCL_BUFFSIZE=8388608", step_us=7e4)
+    starts.add("NCCL_NTHREADS=64", n_steps=0)
+    starts.add()
+    shown = zerotune("explain", "--environment", *store).out
+    assert "kept: NCCL_BUFFSIZE=8388608" in shown
+    assert "NCCL_NTHREADS=64" in shown
+    assert "failed" in shown
+    written = zerotune("store", "export", str(tmp_path / "x.env"), "--to", "environment", *store)
+    assert written.code == 0, written.err
+    assert "NCCL_BUFFSIZE=8388608" in (tmp_path / "x.env").read_text().splitlines()

@@ -1,0 +1,74 @@
+"""What the next start of a training runs with: for `zerotune launch --tune-environment`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ...agent.machine.nccl_variables import in_effect
+from ...store.sqlite.database import Store
+from .candidates import Candidate, candidates_for, read_candidates
+from .history import History, history, workload_id
+from .trials import next_job
+
+
+class Proposal(NamedTuple):
+    """For one start."""
+
+    workload: str
+    variables: str
+    """`NAME=VALUE` with spaces between; empty: the usual."""
+    why: str
+
+
+def propose(
+    store_file: Path,
+    command: Sequence[str],
+    name: str | None,
+    candidates_file: Path | None,
+    environment: Mapping[str, str],
+) -> Proposal:
+    """What this start runs with; the first one of a training with the usual.
+
+    Args:
+        name: the job's, which all its starts share; None: they share the command.
+        candidates_file: the user's own list, in the place of the curated one.
+        environment: of the launch; what it sets stays as it is.
+
+    Raises:
+        UserError: the list of candidates is none.
+        StoreError: the store cannot be read.
+    """
+    own = None if candidates_file is None else read_candidates(candidates_file)
+    workload = workload_id(command, name)
+    if not store_file.exists():
+        return Proposal(workload, "", "the first start, with which others are compared")
+    with Store.open(store_file, read_only=True) as store:
+        known = history(store, workload)
+    taken = in_effect(environment)
+    choice = next_job(known.jobs, candidates(known, taken, own))
+    kept = [one for one in choice.change.split() if one.partition("=")[0] not in taken]
+    return Proposal(workload, " ".join(kept), choice.why)
+
+
+def candidates(known: History, taken: Mapping[str, str], own: Sequence[Candidate] | None = None) -> list[Candidate]:
+    """What may be tried on the machine that the history is of, the most promising first.
+
+    Args:
+        taken: what is set already, which is left alone.
+        own: the user's list in the place of the curated one.
+    """
+    if own is not None:
+        return [one for one in own if one.variable not in taken]
+    return candidates_for(known.hardware, nccl_of(known.hardware), known.is_multi_node, taken)
+
+
+def nccl_of(hardware: Mapping[str, str | int | float | bool]) -> int:
+    """NCCL's version as NCCL encodes it, of a machine's description; 0: unknown."""
+    said = hardware.get("nccl_version", 0)
+    if isinstance(said, str):  # as an emulated machine writes it
+        parts = [int(part) for part in said.split(".")[:3] if part.isdecimal()]
+        major, minor, patch = (*parts, 0, 0, 0)[:3]
+        return major * 10000 + minor * 100 + patch
+    return int(said)

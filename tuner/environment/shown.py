@@ -1,0 +1,111 @@
+"""What was tried of a training's environment, what it gave, and what would be tried next, for people."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...agent.machine.nccl_variables import in_effect
+from ...store.atomic_file import users_file
+from ...store.counted import counted
+from ...store.errors import UserError
+from ...store.sqlite.database import Store
+from ..offline.jobs.finding import named_job
+from .candidates import effect_of
+from .history import History, history
+from .proposal import candidates
+from .trials import findings, kept, next_job
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def known(store_file: Path, job: str | None) -> History:
+    """All starts of the training that a job is one of; of the newest such one if `job` is None.
+
+    Raises:
+        UserError: there is none.
+    """
+    with Store.open(store_file, read_only=True) as store:
+        if job is not None:
+            workload = named_job(store, job).workload
+        else:
+            workload = next((one.workload for one in store.jobs()[::-1] if one.workload), "")
+        if not workload:
+            which = "no job" if job is None else f"job {job} is none that"
+            raise UserError(
+                f"{which} was started with --tune-environment in {store_file}",
+                "start a training with `zerotune launch --tune-environment` a few times",
+            )
+        return history(store, workload)
+
+
+def document(found: History) -> dict[str, Any]:
+    """Everything as JSON: kept variables, findings, what comes next."""
+    choice = next_job(found.jobs, candidates(found, in_effect(os.environ)))
+    return {
+        "kept": kept(found.jobs),
+        "findings": [
+            {
+                "change": one.change,
+                "gain_percent": None if math.isnan(one.gain_share) else 100.0 * one.gain_share,
+                "low_percent": None if math.isnan(one.low_share) else 100.0 * one.low_share,
+                "high_percent": None if math.isnan(one.high_share) else 100.0 * one.high_share,
+                "n_jobs": one.n_jobs,
+                "is_banned": one.is_banned,
+                "is_kept": one.is_kept,
+                "why": one.why,
+            }
+            for one in findings(found.jobs)
+        ],
+        "jobs": [
+            {"job": job_id, "variables": one.change, "step_us": one.step_us, "outcome": one.outcome.value}
+            for job_id, one in zip(found.job_ids, found.jobs, strict=True)
+        ],
+        "next": {"variables": choice.change, "why": choice.why},
+    }
+
+
+def render(found: History, console: Console) -> None:
+    """A table of changes, and what is kept and comes next."""
+    from rich.table import Table
+
+    said = document(found)
+    table = Table(box=None, pad_edge=False)
+    for head in ("change", "jobs", "steps faster by (90 %)", ""):
+        table.add_column(head)
+    for one in said["findings"]:
+        gain = "not measured"
+        if one["gain_percent"] is not None:
+            gain = f"{one['gain_percent']:.1f} % ({one['low_percent']:.1f} to {one['high_percent']:.1f})"
+        table.add_row(one["change"], str(one["n_jobs"]), gain, one["why"])
+    if said["findings"]:
+        console.print(table)
+    console.print(f"{counted(len(found.jobs), 'start')} of this training; kept: {said['kept'] or 'nothing yet'}")
+    console.print(f"next: {said['next']['variables'] or 'the usual environment'}: {said['next']['why']}")
+
+
+def render_advice(found: History, console: Console) -> None:
+    """What may be tried on that machine, the most promising first, and what each variable does."""
+    offered = candidates(found, in_effect(os.environ))
+    if not offered:
+        console.print("nothing: no start of this training has told what its machine is, or you have set all of it")
+    for one in offered:
+        console.print(f"{one}  {effect_of(one)}", highlight=False)
+
+
+def export(store_file: Path, out: Path, job: str | None) -> list[str]:
+    """Write what is kept as lines that a shell can source; what was written, in a sentence.
+
+    Raises:
+        UserError: nothing is kept, or the file cannot be written.
+    """
+    found = known(store_file, job)
+    variables = kept(found.jobs).split()
+    if not variables:
+        raise UserError("nothing is proven yet of this training's environment", "start it a few more times")
+    with users_file(out) as path:
+        path.write_text("# proven by zerotune: `set -a; . FILE; set +a`\n" + "".join(f"{one}\n" for one in variables))
+    return [f"{counted(len(variables), 'variable')}, proven in {counted(len(found.jobs), 'start')}, written to {out}."]
