@@ -28,7 +28,7 @@ MISTAKES = [
     ("launch --fabrics ethernet_boxes -- true", "--fabrics", "--fabric"),
     ("launch --fabric ethernet_box -- true", "'ethernet_box'", "ethernet_boxes"),
     ("launch --fabric nowhere/mine.toml -- true", "nowhere/mine.toml", "check the path"),
-    ("launch --budget-percent abc -- true", "'abc' is no number", "write 1 or 1%"),
+    ("launch --budget-percent abc -- true", "'abc' is no number", "1% for a hundredth"),
     ("launch --daemon --memory-threshold 92 -- true", "92 is no share", "give 0.92"),
     ("launch --nccl-memory-mb lots -- true", "'lots' is no size", "16MB"),
     ("launch --numerics bitwise -- true", "'bitwise'", "'any', 'exact'; see"),
