@@ -79,7 +79,7 @@ def test_another_machine_begins_anew(starts: Starts) -> None:
         ({"n_steps": 3}, Outcome.ended),
         ({"n_steps": 3, "is_lost": True}, Outcome.failed),
         ({"n_steps": 3, "ended_at_s": None}, Outcome.failed),
-        ({"n_steps": 30, "ended_at_s": None}, Outcome.unknown),
+        ({"n_steps": 30, "ended_at_s": None}, Outcome.ended),
         ({"failure": "rank 3: DistBackendError"}, Outcome.failed),
         ({"failure": "rank 0: KeyboardInterrupt"}, Outcome.ended),
         ({"n_steps": 15, "is_lost": True}, Outcome.failed),
