@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from ...store.job_names import is_job_name
 from ...store.lateness import Lateness
 from ...store.passages import Passages, summed
-from ...store.records import Decision, Exposure, MissingEvidence, Plan, Stage, StepRecord, size_class_floor
+from ...store.records import (
+    Decision,
+    DecisionKind,
+    Exposure,
+    MissingEvidence,
+    Plan,
+    Stage,
+    StepRecord,
+    size_class_floor,
+)
 from ...store.wire import Hello, JobStatus
 from ..fingerprint.missing import missing_after
 from ..join import OBSERVATION, Joiner
@@ -100,6 +109,8 @@ class Job:
         self.stage = Stage.unknown
         self._missing_evidence = MissingEvidence.too_early
         self._frozen_since = 0
+        self.shadow = ""
+        """What a brain in shadow would change by now; empty: it is not, or there are too few steps."""
         self.n_observations = 0
         self.n_gone_drops = 0
         self.trouble = ""
@@ -185,25 +196,22 @@ class Job:
             decided.extend(brain.decisions())
             self.stage, self._n_explored, self._spent_percent = brain.stage, brain.n_explored, brain.spent_percent
             self._exposure = brain.exposure
-            self._frozen_since = brain.frozen_since
             self._short_memory = brain.memory.pressure if brain.memory.is_short else None
             self._missing_evidence = missing_after(self.step, brain.missing_evidence)
 
         if self._brain is not None:
             self.tell(ask)
         self._last_decisions.extend(headline(decision) for decision in decided if not decision.is_control)
+        for one in decided:
+            if one.kind == DecisionKind.freeze:
+                self._frozen_since = one.step or 0
+            elif one.kind == DecisionKind.shadow:
+                self.shadow = one.reason.removeprefix("in shadow: ")
         if proposed:
             self.offer = proposed[0]
             if not self.offer.control_epochs:
                 self.windows.plan_offered(self.step)
         return self.offer if proposed else None, decided
-
-    def would_change(self) -> str:
-        """What a brain in shadow would change; empty: it is not, or there is none."""
-        words: list[str] = []
-        if self._brain is not None:
-            self.tell(lambda brain: words.append(brain.would_change()))
-        return "".join(words)
 
     def set_knowledge(self, knowledge: Any) -> None:
         """Hand new knowledge of earlier runs to the brain."""

@@ -315,8 +315,8 @@ class Service:
         if self._senders.get(sender) == (hello.job_id, hello.rank) and job is not None:
             job.ranks[hello.rank][1].heard_at_s = now_s
             self._find_leader(job, hello)
-            shadow = job.would_change() if hello.rank == 0 else ""
-            return [(sender, msgspec.structs.replace(self._welcome, shadow=shadow) if shadow else self._welcome)]
+            is_told = hello.rank == 0 and job.shadow
+            return [(sender, msgspec.structs.replace(self._welcome, shadow=job.shadow) if is_told else self._welcome)]
         if sender in self._senders:
             self._leave(sender)
             job = self._jobs.get(hello.job_id)

@@ -6,11 +6,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ....store.records import Candidate, Decision, DecisionKey, Exposure, HowKnown, MissingEvidence, Plan, Stage
+from ....store.records import (
+    BASELINE,
+    Candidate,
+    Decision,
+    DecisionKey,
+    DecisionKind,
+    Exposure,
+    HowKnown,
+    MissingEvidence,
+    Plan,
+    Stage,
+)
 from ...fingerprint import StageFingerprint
 from ...modeling.features import CostPrior
 from ..policy.accounting import TrialAccounting
@@ -23,6 +34,9 @@ from ..policy.risk import Budget
 from ..policy.step_guard import StepFeedback
 from ..policy.surrogate import Surrogate
 from . import decision_records
+
+if TYPE_CHECKING:
+    from ..brain import BrainSettings
 
 Reasons = Mapping[Candidate, str]
 
@@ -100,6 +114,7 @@ class PlanView(NamedTuple):
 class Inspection:
     """The part of a brain that only shows it."""
 
+    settings: BrainSettings
     budget: Budget
     job_id: str
     fabric_id: str
@@ -115,12 +130,19 @@ class Inspection:
     _plans: Plans
     _policy: Policy
     _states: list[KeyState]
+    _step: int
+    _is_freeze_told = False
     _step_feedback: StepFeedback
     _surrogate: Surrogate
     _tables: CandidateTables
 
     def decisions(self) -> list[Decision]:
         """Decisions taken since the last call."""
+        if 0 < self.settings.tune_steps <= self._step and self._states and not self._is_freeze_told:
+            self._is_freeze_told = True
+            words = "nothing new is tried any more (--tune-for)"
+            frozen = Event(self._states[0], BASELINE, DecisionKind.freeze, words, self._step)
+            self._pending.append((frozen, self._plans.next))
         pending, self._pending = self._pending, []
         tables, evidence, now_s = self._tables, self._regimes.evidence, self._clock()
         return [

@@ -42,16 +42,12 @@ class ShadowBrain(Brain):
         super().propose()
         if self._states and self._step >= self._next_summary_step:
             self._next_summary_step = 2 * self._step
-            self._note(Event(self._states[0], BASELINE, DecisionKind.shadow, self.would_change()))
+            self._note(Event(self._states[0], BASELINE, DecisionKind.shadow, _in_words(self.predicted_gain())))
         return None
 
     def decisions(self) -> list[Decision]:
         """Decisions taken since the last call; their reasons say that they are not carried out."""
         return [msgspec.structs.replace(one, reason=f"in shadow: {one.reason}") for one in super().decisions()]
-
-    def would_change(self) -> str:
-        """What would run in place of NCCL's own choices, in words."""
-        return _in_words(self.predicted_gain())
 
     def predicted_gain(self) -> PredictedGain:
         """What a step should gain with what is proven or provisional, else with what is tried.
