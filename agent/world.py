@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -28,7 +27,7 @@ class World:
     """The backend of each device."""
 
     @classmethod
-    def now(cls) -> Self:
+    def now(cls) -> World:
         """The one that there is.
 
         Raises:

@@ -136,6 +136,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         | {
             "tuner/all_users",
             "tuner/advice",
+            "tuner/environment",
             "tuner/fingerprint",
             "tuner/fleet",
             "tuner/learning",

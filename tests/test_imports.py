@@ -20,6 +20,12 @@ BANNED = {
     "tuner": {"torch"},
 }
 MAY_LOAD_TORCH = {"tuner/offline/sweep/worker.py"}
+NEWER_THAN_PYTHON_3_10 = {
+    *(f"typing.{name}" for name in ("Self", "Never", "LiteralString", "Required", "NotRequired", "Unpack", "override")),
+    *(f"typing.{name}" for name in ("TypeVarTuple", "assert_never", "assert_type", "reveal_type")),
+    *("enum.StrEnum", "enum.verify", "datetime.UTC", "contextlib.chdir", "itertools.batched", "hashlib.file_digest"),
+}
+"""What the oldest Python that we promise does not have; the agent would stay off there."""
 MAX_FILES = 18
 """Files of one folder at most, the largest of today, to shrink to 15: more nobody searches through."""
 WRITTEN_BY_HAND = {".py", ".c", ".h", ".md", ".toml", ".csv", ".j2"}
@@ -100,6 +106,12 @@ def test_third_party_stays_where_it_belongs():
         names = imports_of(rooms.ROOT / file, lazy=not file.startswith("tuner/"))
         wrong += [f"{file} imports {name}" for name in names if name.split(".")[0] in banned]
     assert wrong == []
+
+
+def test_nothing_is_imported_that_the_oldest_python_lacks():
+    used = {name for file in rooms.files() for name in imports_of(rooms.ROOT / file, lazy=True)}
+    assert "typing.Final" in used
+    assert used & NEWER_THAN_PYTHON_3_10 == set()
 
 
 def loaded_after(statement):

@@ -79,6 +79,18 @@ RUNS: Final = (
         shown=("net_time_saved@ours", "machines_with_gain", "sealed_gap_standard_error"),
         timeout_s=2 * 3600.0,
     ),
+    Run(
+        "environment",
+        "environment --sealed --data benchmarks/recordings",
+        shown=(
+            "best_in_hindsight_share_after_12_jobs",
+            "time_lost_share",
+            "first_failures",
+            "net_time_saved",
+            "machines_with_gain",
+            "recorded_machines",
+        ),
+    ),
     Run("training_reward", f"training_reward --quick {ON_A_GPU}", shown=("share_of_gain",)),
     Run("varying_steps", f"varying_steps --quick {ON_A_GPU}", shown=("share_of_gain",)),
     Run("slow_earlier_jobs", "slow_earlier_jobs --quick"),

@@ -76,10 +76,12 @@ def test_another_machine_begins_anew(starts: Starts) -> None:
     [
         ({}, Outcome.ended),
         ({"n_steps": 0, "ended_at_s": None}, Outcome.failed),
-        ({"n_steps": 3}, Outcome.failed),
+        ({"n_steps": 3}, Outcome.ended),
+        ({"n_steps": 3, "is_lost": True}, Outcome.failed),
+        ({"n_steps": 3, "ended_at_s": None}, Outcome.failed),
+        ({"n_steps": 30, "ended_at_s": None}, Outcome.ended),
         ({"failure": "rank 3: DistBackendError"}, Outcome.failed),
         ({"failure": "rank 0: KeyboardInterrupt"}, Outcome.ended),
-        ({"failure": "rank 0: KeyboardInterrupt", "n_steps": 3}, Outcome.unknown),
         ({"n_steps": 15, "is_lost": True}, Outcome.failed),
         ({"n_steps": 35, "is_lost": True}, Outcome.ended),
     ],
@@ -95,6 +97,7 @@ def test_the_newest_start_may_still_run(starts: Starts) -> None:
     starts.add()
     starts.add("NCCL_NTHREADS=64", n_steps=3, ended_at_s=None)
     assert outcomes(starts)[-1] is Outcome.unknown
+    assert propose(starts.path, COMMAND, None, None, {}).variables == "", "and nothing is tried meanwhile"
 
 
 def test_the_first_start_runs_as_ever_and_what_the_user_set_is_left_alone(starts: Starts, tmp_path: Path) -> None:
@@ -105,7 +108,7 @@ def test_the_first_start_runs_as_ever_and_what_the_user_set_is_left_alone(starts
     own.write_text("NCCL_BUFFSIZE=8388608\nNCCL_NTHREADS=256\n")
     assert propose(starts.path, COMMAND, None, own, {}).variables == "NCCL_BUFFSIZE=8388608"
     assert propose(starts.path, COMMAND, None, own, {"NCCL_BUFFSIZE": "1"}).variables == "NCCL_NTHREADS=256"
-    starts.add("NCCL_BUFFSIZE=8388608", n_steps=0)
+    starts.add("NCCL_BUFFSIZE=8388608", n_steps=0, ended_at_s=None)
     starts.add()
     assert propose(starts.path, COMMAND, None, own, {}).variables == "NCCL_NTHREADS=256", "a failure is not repeated"
 
@@ -123,7 +126,7 @@ def test_what_was_found_is_shown_and_exported(starts: Starts, tmp_path: Path) ->
     for _ in range(6):
         starts.add()
         starts.add("NCCL_BUFFSIZE=8388608", step_us=7e4)
-    starts.add("NCCL_NTHREADS=64", n_steps=0)
+    starts.add("NCCL_NTHREADS=64", n_steps=0, ended_at_s=None)
     starts.add()
     shown = zerotune("explain", "--environment", *store).out
     assert "kept: NCCL_BUFFSIZE=8388608" in shown

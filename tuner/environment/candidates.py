@@ -124,7 +124,7 @@ def candidates_for(
         for one in OFFERS
         if nccl_version > 0 and one.since <= nccl_version and one.place in places and one.variable not in set_by_user
     ]
-    return [one for turn in zip_longest(*offers) for one in turn if one is not None]
+    return [one for values in zip_longest(*offers) for one in values if one is not None]
 
 
 def effect_of(candidate: Candidate) -> str:

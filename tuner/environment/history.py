@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Facts = Mapping[str, str | int | float | bool]
 FEW_STEPS: Final = 8
-"""A job that trained for fewer hung or died in its first steps."""
+"""A job that vanished after fewer hung or died in its first steps, and of none that short the time is known."""
 EARLY_SHARE: Final = 0.5
 """A job that vanished after a smaller share of the usual number of steps ended early."""
 LEAST_OWN_STEPS: Final = 6
@@ -83,17 +83,16 @@ def _result(store: Store, job: JobRecord, early: float, *, is_last: bool) -> Job
     settled = np.log([one.duration_us for one in compared])
     level = float(np.median(settled)) if len(settled) else math.nan
     spread = ROBUST_STD * float(np.median(np.abs(settled - level))) if len(settled) else 0.0
-    step_us = math.exp(level) if len(settled) else None
+    step_us = math.exp(level) if len(timed) >= FEW_STEPS else None
     outcome = _outcome(job, len(found), early, is_last=is_last)
     return JobResult(job.environment, step_us, spread, len(settled), job.started_at_s, outcome)
 
 
 def _outcome(job: JobRecord, n_steps: int, early: float, *, is_last: bool) -> Outcome:
-    is_running = job.ended_at_s is None and not job.is_lost
-    if is_running and is_last:
-        return Outcome.unknown
+    if job.ended_at_s is None and not job.is_lost:  # it runs, or did not get as far as to greet a daemon
+        return Outcome.unknown if is_last or n_steps >= FEW_STEPS else Outcome.failed
     if job.failure.partition(": ")[2] in INTERRUPTED:
-        return Outcome.ended if n_steps >= FEW_STEPS else Outcome.unknown
-    if job.failure or n_steps < FEW_STEPS or (job.is_lost and n_steps < early):
+        return Outcome.ended
+    if job.failure or (job.is_lost and n_steps < max(early, FEW_STEPS)):
         return Outcome.failed
     return Outcome.ended

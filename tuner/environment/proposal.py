@@ -10,7 +10,7 @@ from ...agent.machine.nccl_variables import in_effect
 from ...store.sqlite.database import Store
 from .candidates import Candidate, candidates_for, read_candidates
 from .history import History, history, workload_id
-from .trials import next_job
+from .trials import Outcome, kept, next_job
 
 
 class Proposal(NamedTuple):
@@ -47,9 +47,11 @@ def propose(
     with Store.open(store_file, read_only=True) as store:
         known = history(store, workload)
     taken = in_effect(environment)
+    if known.jobs and known.jobs[-1].outcome is Outcome.unknown:
+        return Proposal(workload, kept(known.jobs), "how the last start ends, or ended, is not known")
     choice = next_job(known.jobs, candidates(known, taken, own))
-    kept = [one for one in choice.change.split() if one.partition("=")[0] not in taken]
-    return Proposal(workload, " ".join(kept), choice.why)
+    wanted = [one for one in choice.change.split() if one.partition("=")[0] not in taken]
+    return Proposal(workload, " ".join(wanted), choice.why)
 
 
 def candidates(known: History, taken: Mapping[str, str], own: Sequence[Candidate] | None = None) -> list[Candidate]:

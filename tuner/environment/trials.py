@@ -4,10 +4,13 @@ A job's log step time is a level, which wanders from day to day, plus the effect
 differs from job to job. A Kalman filter knows level and effects; by how much jobs differ is learned beside it (its
 scale is inverse gamma), so all doubt is Student's t. Of this follow the rules:
 
-- One change at a time, on top of what is kept, and never without a job of the usual before it, or after two trials.
+- One change at a time, on top of what is kept or instead of another value of its variable. The usual runs first, and
+  again after two trials.
 - The trial that promises most: the gain that is expected over `HORIZON_JOBS`, less the loss that is expected in it.
-- Trials may lose `LOSS_SHARE` of the time of all jobs, or of as many as the horizon has.
-- A change is kept once its gain is certain at a level that, over all changes and all looks, adds up to `FALSE_SHARE`.
+- Trials may lose a share of the time of all jobs, or of as many as the horizon has. What was expected to be lost counts
+  as lost even where luck was better: else a job would go on until its luck ends, and lose a multiple.
+- A change is kept once its gain is certain at a level that, over all changes and all looks, adds up to `FALSE_SHARE`;
+  never after a single job. It is dropped if it turns out to be slower.
 - A job that failed under a change bans it for good.
 """
 
@@ -30,15 +33,24 @@ USUAL: Final = ""
 HORIZON_JOBS: Final = 12
 LOSS_SHARE: Final = 0.02
 FALSE_SHARE: Final = 0.02
+TRIALS_IN_A_ROW: Final = 2
+"""Then the usual runs again: the level may have wandered."""
+MOST_SILENT: Final = 2
+"""A change under which so many jobs left no step time is tried no more."""
 DAY_S: Final = 86400.0
+MOST_DAYS: Final = 365.0
+STEP_US: Final = (1.0, 1e12)
+MOST_STEPS, MOST_STD_LOG = 10**12, 10.0
+"""What is beyond was not measured."""
 
-NOISE, NOISE_FREEDOM = 0.01, 4.0
-"""How far (log) jobs alike differ, before any are known, and how many jobs this is worth."""
+NOISE, NOISE_FREEDOM = 0.008, 4.0
+"""How far (log) jobs alike differ before any are known, and how many jobs this is worth: no recording tells."""
 DRIFT_PER_DAY: Final = 0.005
 """How far (log) the level wanders in a day, if jobs alike differ by `NOISE`."""
-PRIOR_GAIN, PRIOR_LOSS, PRIOR_TRIALS = 0.02, 0.06, 2.0
+PRIOR_GAIN, PRIOR_LOSS, PRIOR_TRIALS = 0.02, 0.15, 2.0
 """What a change that nobody tried gains if it is kept and loses while it is tried, in shares of a step; and how many
-trials this is worth.
+trials this is worth. Machines that are like recorded ones lose so much: half of the changes next to nothing, a few all
+the more (`benchmarks/lib/data/environment_family.py`).
 """
 
 
@@ -123,10 +135,12 @@ class _Evidence:
         self._places: dict[str, int] = {}
         self._surprises, self._freedom = NOISE_FREEDOM, NOISE_FREEDOM
         self._origin = self._last_s = math.nan
-        self._total_us = self._lost_us = 0.0
+        self._total_us = self._lost_us = self._staked_us = 0.0
         self._first_losses: list[float] = []
-        self._n_measured = self._trials_in_turn = 0
+        self._n_measured = self._trials_in_a_row = 0
         self._has_base = False
+        self._looked_at: list[str] = []
+        self._silent: Counter[str] = Counter()
         for job in history:
             self._take_in(job)
 
@@ -146,15 +160,19 @@ class _Evidence:
         elif job.outcome is Outcome.ended and _is_measured(job):
             self._measure(job, changes, tried)
             self._judge()
+        else:
+            self._silent.update(tried)
 
     def _measure(self, job: JobResult, changes: Sequence[str], tried: Sequence[str]) -> None:
         assert job.step_us is not None
         log_us = math.log(job.step_us)
+        stake = sum(self._promise(one)[1] for one in tried)
         if not self._n_measured:
             self._origin = log_us
         if math.isfinite(job.started_at_s):
-            days = (job.started_at_s - self._last_s) / DAY_S
-            self._filter.covariance[0, 0] += DRIFT_PER_DAY**2 * max(0.0, days) if math.isfinite(days) else 0.0
+            if math.isfinite(self._last_s):
+                days = (job.started_at_s - self._last_s) / DAY_S
+                self._filter.covariance[0, 0] += DRIFT_PER_DAY**2 * min(max(0.0, days), MOST_DAYS)
             self._last_s = job.started_at_s
         is_new = not self._n_measured
         for one in changes:
@@ -168,21 +186,23 @@ class _Evidence:
             self._freedom += 1.0
         self._n_measured += 1
         self.n_jobs.update(changes)
-        ratio = math.exp(sum(self._effect(one)[0] for one in tried))
+        ratio = math.exp(sum(self._effect(one, self._replaced(one))[0] for one in tried))
         time_us = job.n_steps * job.step_us
         self._total_us += time_us
+        self._staked_us += time_us / ratio * stake
         self._lost_us += time_us * max(0.0, 1.0 - 1.0 / ratio)
         if len(tried) == 1 and self.n_jobs[tried[0]] == 1:
             self._first_losses.append(max(0.0, ratio - 1.0))
-        self._trials_in_turn = self._trials_in_turn + 1 if tried else 0
+        self._trials_in_a_row = self._trials_in_a_row + 1 if tried else 0
         self._has_base |= not tried
 
     def _judge(self) -> None:
         """Keep what is proven, in the place of another value of the same variable, and drop what became slower."""
         self._kept = [one for one in self._kept if self._effect(one)[0] < 0.0]
-        for order, one in enumerate(self._places, 1):
+        self._looked_at += [one for one, n_jobs in self.n_jobs.items() if n_jobs > 1 and one not in self._looked_at]
+        for order, one in enumerate(self._looked_at, 1):
             looks = self.n_jobs[one] - 1
-            if looks > 0 and one not in self._kept and one not in self.banned:
+            if one not in self._kept and one not in self.banned:
                 share = FALSE_SHARE / (order * (order + 1) * looks * (looks + 1))
                 mean, sd = self._effect(one, self._replaced(one))
                 if mean + sd * stdtrit(self._freedom, 1.0 - share) < 0.0:
@@ -209,16 +229,18 @@ class _Evidence:
 
     def choice(self, candidates: Sequence[str], loss_share: float) -> Choice:
         """What the next job runs under."""
-        if not self._has_base or self._trials_in_turn >= 2:
+        if not self._has_base or self._trials_in_a_row >= TRIALS_IN_A_ROW:
             return Choice(self.base, "the usual, to compare with")
-        open_ = [one for one in candidates if one not in self.banned and one not in self._kept]
+        closed = {*self.banned, *self._kept, *(one for one, n in self._silent.items() if n >= MOST_SILENT)}
+        open_ = [one for one in candidates if one not in closed]
         promises = {one: self._promise(one) for one in open_}
         allowed = [one for one in open_ if promises[one][0] > 0.0 and self._may_lose(promises[one][1], loss_share)]
         if not allowed:
             return Choice(self.base, "nothing that is open promises more than a trial may lose")
         best = max(allowed, key=lambda one: promises[one][0])
         n_jobs = self.n_jobs[best]
-        why = f"{best} looked faster in {n_jobs}" if n_jobs else f"{best} is tried for the first time"
+        jobs = f"in {n_jobs} job{'s'[: n_jobs > 1]}"
+        why = f"{best} may be faster, as it looked {jobs}" if n_jobs else f"{best} is tried for the first time"
         return Choice(_together(self._with(best)), why)
 
     def _promise(self, change: str) -> tuple[float, float]:
@@ -226,7 +248,7 @@ class _Evidence:
         if not self.n_jobs[change]:
             n_trials = PRIOR_TRIALS + len(self._first_losses)
             loss = (PRIOR_TRIALS * PRIOR_LOSS + sum(self._first_losses)) / n_trials
-            return HORIZON_JOBS * PRIOR_GAIN - loss, loss
+            return HORIZON_JOBS * PRIOR_GAIN, loss
         mean, sd = self._effect(change, self._replaced(change))
         gain, loss = _expected_above(-mean, sd), _expected_above(mean, sd)
         return HORIZON_JOBS * gain - loss, max(0.0, mean)
@@ -234,12 +256,14 @@ class _Evidence:
     def _may_lose(self, loss: float, loss_share: float) -> bool:
         job_us = self._total_us / self._n_measured
         budget_us = loss_share * max(self._total_us + job_us, HORIZON_JOBS * job_us)
-        return self._lost_us + loss * job_us <= budget_us
+        return max(self._lost_us, self._staked_us) + loss * job_us <= budget_us
 
     def finding(self, change: str) -> Finding:
         """What is known of a change."""
         is_banned, is_kept = change in self.banned, change in self._kept
         why = "a job failed under it" if is_banned else "proven" if is_kept else ""
+        if self._silent[change] >= MOST_SILENT:
+            why = why or f"{self._silent[change]} jobs under it left no step time"
         if not self.n_jobs[change]:
             return Finding(change, math.nan, math.nan, math.nan, 0, is_banned, is_kept, why)
         mean, sd = self._effect(change)
@@ -252,9 +276,9 @@ class _Evidence:
 def _is_measured(job: JobResult) -> bool:
     return (
         job.step_us is not None
-        and 0.0 < job.step_us < math.inf
-        and job.n_steps > 0
-        and 0.0 <= job.std_log < math.inf
+        and STEP_US[0] <= job.step_us <= STEP_US[1]
+        and 0 < job.n_steps <= MOST_STEPS
+        and 0.0 <= job.std_log <= MOST_STD_LOG
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,11 +83,15 @@ class Machine:
     @property
     def gain(self) -> float:
         """What the best environment that runs saves of a usual step."""
-        return 1.0 - min(1.0, *np.where(self.crashes, math.inf, self.ratios))
+        return 1.0 - float(min(1.0, *np.where(self.crashes, math.inf, self.ratios)))
 
     def with_nothing_to_gain(self) -> Machine:
         """The same, but what is faster takes as long as usual."""
         return replace(self, ratios=tuple(max(1.0, one) for one in self.ratios))
+
+    def with_all_alike(self) -> Machine:
+        """The same, but every environment runs and takes as long as the usual one."""
+        return replace(self, ratios=(1.0,) * len(self.ratios), crashes=(False,) * len(self.ratios))
 
 
 def draw(seed: int) -> Machine:
@@ -101,7 +106,7 @@ def draw(seed: int) -> Machine:
 def grid(rng: np.random.Generator, n_environments: int) -> tuple[Floats, Floats]:
     """Times of calls over usual ones, shape (n_environments, n_sizes), and usual times by size."""
     n_sizes = int(rng.integers(N_SIZES[0], N_SIZES[1] + 1))
-    log2_bytes = np.arange(n_sizes) + rng.uniform(LEAST_LOG2_BYTES, 32.0 - n_sizes + 2.0)
+    log2_bytes: Floats = np.arange(float(n_sizes)) + rng.uniform(LEAST_LOG2_BYTES, 32.0 - n_sizes + 2.0)
     keys = rng.uniform(*GAINING)
     gaining = 1.0 - (1.0 - keys) ** (1.0 / math.sqrt(n_environments))
     slow2 = 0.0 if rng.random() < NEVER_SLOW else rng.uniform(*SLOW2) * (1.0 - gaining)
@@ -115,7 +120,7 @@ def grid(rng: np.random.Generator, n_environments: int) -> tuple[Floats, Floats]
         rng.uniform(*OF_THE_ENVIRONMENT),
         0.005,
     )
-    ratios = np.exp(next(kind.log_ratios(rng, n_environments, log2_bytes)))
+    ratios: Floats = np.exp(next(kind.log_ratios(rng, n_environments, log2_bytes)))
     return ratios, between(rng, (8.0, 250.0)) + 2.0**log2_bytes / (1000.0 * between(rng, (0.6, 250.0)))
 
 
@@ -180,18 +185,21 @@ Times = dict[int, dict[str, list[float]]]
 def recorded(folder: Path) -> Iterator[Machine]:
     """Every grid below `folder` as machines, of which jobs are assumed."""
     for name, times in _grids(folder):
-        environments = sorted({one for known in times.values() for one in known if one})
-        rows = [known for known in times.values() if known.keys() >= {"", *environments}]
+        usual = [known for known in times.values() if "" in known]
+        counts = Counter(one for known in usual for one in known if one)
+        environments = sorted(one for one, n_sizes in counts.items() if 2 * n_sizes >= len(usual))
+        rows = [known for known in usual if known.keys() >= {*environments}]
         if not environments or not rows:
             continue
         usual_us = np.array([np.median(one[""]) for one in rows])
-        ratios = np.array([[np.median(one[name]) for one in rows] for name in environments]) / usual_us
+        ratios = np.array([[np.median(one[arm]) for one in rows] for arm in environments]) / usual_us
         for seed in range(JOBS_OF_A_GRID):
-            yield with_jobs(name, ratios, usual_us, np.random.default_rng([seed, 56]))
+            rng = np.random.default_rng([seed, 56])
+            yield with_jobs(name, rng.permutation(ratios), usual_us, rng)
 
 
 def _grids(folder: Path) -> Iterator[tuple[str, Times]]:
-    """Tables with a column `environment`, and grids of forced settings."""
+    """Tables with a column `environment`; where there is none, grids of forced settings."""
     tables: dict[str, Times] = {}
     for path in sorted(folder.rglob("*.tsv")):
         with path.open(newline="", encoding="utf-8") as file:
@@ -201,7 +209,7 @@ def _grids(folder: Path) -> Iterator[tuple[str, Times]]:
                     known = tables.setdefault(name, {}).setdefault(int(row["message_bytes"]), {})
                     known.setdefault(row["environment"], []).append(float(row["duration_us"]))
     yield from tables.items()
-    for grid_ in load_grids(folder):
+    for grid_ in [] if tables else load_grids(folder):
         times = {
             size: {"" if one == BASELINE else str(one): us for one, us in known.items()}
             for size, known in grid_.places().items()
