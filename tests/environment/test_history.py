@@ -12,6 +12,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.tuner.environment.history import history, workload_id
 from zerotune.tuner.environment.proposal import propose
 from zerotune.tuner.environment.trials import Outcome
+from zerotune.tuner.offline.jobs.listing import JobEnd, end_of
 
 HARDWARE = {"gpu": "H100", "adapters": "8 x InfiniBand 400 Gb/sec", "nccl_version": 22809, "n_nodes": 2}
 COMMAND = ["torchrun", "train.py"]
@@ -111,6 +112,13 @@ def test_the_first_start_runs_as_ever_and_what_the_user_set_is_left_alone(starts
     starts.add("NCCL_BUFFSIZE=8388608", n_steps=0, ended_at_s=None)
     starts.add()
     assert propose(starts.path, COMMAND, None, own, {}).variables == "NCCL_NTHREADS=256", "a failure is not repeated"
+
+
+def test_a_start_of_which_nothing_was_heard_is_silent(starts: Starts) -> None:
+    with Store.open(starts.path) as store:
+        store.record_start("job-x", "", WORKLOAD, "NCCL_NTHREADS=64")
+        store.flush()
+        assert [end_of(one, is_written=True) for one in store.jobs()] == [JobEnd.silent]
 
 
 def test_a_name_stands_for_all_of_its_commands() -> None:
