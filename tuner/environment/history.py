@@ -31,7 +31,7 @@ ROBUST_STD: Final = 1.4826
 
 
 class History(NamedTuple):
-    """Of one workload on one machine, the oldest first."""
+    """Of one training on one machine, the oldest first."""
 
     jobs: list[JobResult]
     job_ids: list[str]
@@ -40,15 +40,15 @@ class History(NamedTuple):
     is_multi_node: bool
 
 
-def workload_id(command: Sequence[str], name: str | None) -> str:
+def training_id(command: Sequence[str], name: str | None) -> str:
     """What all starts of the same training have in common: the name that they were given, else the command itself."""
     words = ["name", name] if name else ["command", *command]
     return hashlib.sha256(json.dumps(words).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def history(store: Store, workload: str) -> History:
-    """What became of the starts of a workload on the machine on which a rank of it reported last."""
-    mine = [job for job in store.jobs() if workload and job.workload == workload]
+def history(store: Store, training: str) -> History:
+    """What became of the starts of a training on the machine on which a rank of it reported last."""
+    mine = [job for job in store.jobs() if training and job.training == training]
     fabrics = store.fabrics()
     hardware = next((_hardware(fabrics.get(job.fabric_id, {})) for job in mine[::-1] if job.fabric_id), {})
     mine = [job for job in mine if not job.fabric_id or _hardware(fabrics.get(job.fabric_id, {})) == hardware]

@@ -305,7 +305,7 @@ def _with_environment(request: LaunchRequest, answer: StatusReply | None, own: P
     told = request.job_options
     if not told.compare_steps and not told.shadow:  # starts are compared by what NCCL's own choice takes
         told = structs.replace(told, compare_steps=COMPARED_STEPS)
-    return replace(request, job_options=told, workload=found.workload, proposed_environment=found.variables)
+    return replace(request, job_options=told, training=found.training, proposed_environment=found.variables)
 
 
 def _bounds(options: DaemonOptions | None) -> tuple[float, ...]:

@@ -112,7 +112,7 @@ def end_of(job: JobRecord, *, is_written: bool) -> JobEnd:
         return JobEnd.unseen if job.ended_at_s is None else JobEnd.lost
     if job.ended_at_s is not None:
         return JobEnd.ended
-    if job.workload and not job.fabric_id:
+    if job.training and not job.fabric_id:
         return JobEnd.silent
     return JobEnd.running if is_written else JobEnd.unwatched
 
