@@ -42,6 +42,7 @@ CANNOT_RUN = {
     r"zerotune launch -- torchrun \S+ \S+ -m torchtitan": "torchtitan, which tests/frameworks runs",
     r"zerotune daemon --all-users ": "root; tests/all_users starts it",
     r"zerotune advise .* --watch ": "a running job of that model; tests/advice/test_advise_running_job.py watches one",
+    r"zerotune store export proven\.env ": "several starts of a training; tests/environment proves a change",
     r"zerotune demo --out run$": "minutes; tests/e2e runs it",
 }
 """Beginnings of commands, and what they need that is not here."""

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.lib.command_line import zerotune
 from zerotune.store.records import StepRecord
 from zerotune.store.sqlite.database import Store
+from zerotune.tuner.environment.candidates import Candidate
 from zerotune.tuner.environment.history import history, training_id
 from zerotune.tuner.environment.proposal import propose
 from zerotune.tuner.environment.trials import Outcome
@@ -101,12 +102,11 @@ def test_the_newest_start_may_still_run(starts: Starts) -> None:
     assert propose(starts.path, COMMAND, None, None, {}).variables == "", "and nothing is tried meanwhile"
 
 
-def test_the_first_start_runs_as_ever_and_what_the_user_set_is_left_alone(starts: Starts, tmp_path: Path) -> None:
+def test_the_first_start_runs_as_ever_and_what_the_user_set_is_left_alone(starts: Starts) -> None:
     first = propose(starts.path, COMMAND, None, None, {})
     assert (first.training, first.variables) == (TRAINING, "")
     starts.add()
-    own = tmp_path / "candidates"
-    own.write_text("NCCL_BUFFSIZE=8388608\nNCCL_NTHREADS=256\n")
+    own = [Candidate("NCCL_BUFFSIZE", "8388608"), Candidate("NCCL_NTHREADS", "256")]
     assert propose(starts.path, COMMAND, None, own, {}).variables == "NCCL_BUFFSIZE=8388608"
     assert propose(starts.path, COMMAND, None, own, {"NCCL_BUFFSIZE": "1"}).variables == "NCCL_NTHREADS=256"
     starts.add("NCCL_BUFFSIZE=8388608", n_steps=0, ended_at_s=None)

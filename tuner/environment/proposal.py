@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...agent.machine.nccl_variables import in_effect
 from ...store.sqlite.database import Store
-from .candidates import Candidate, candidates_for, read_candidates
+from .candidates import Candidate, candidates_for
 from .history import History, history, training_id
 from .trials import Outcome, kept, next_job
 
@@ -26,21 +26,19 @@ def propose(
     store_file: Path,
     command: Sequence[str],
     name: str | None,
-    candidates_file: Path | None,
+    own: Sequence[Candidate] | None,
     environment: Mapping[str, str],
 ) -> Proposal:
     """What this start runs with; the first one of a training with the usual.
 
     Args:
         name: the job's, which all its starts share; None: they share the command.
-        candidates_file: the user's own list, in the place of the curated one.
+        own: the user's list, in the place of the curated one.
         environment: of the launch; what it sets stays as it is.
 
     Raises:
-        UserError: the list of candidates is none.
         StoreError: the store cannot be read.
     """
-    own = None if candidates_file is None else read_candidates(candidates_file)
     training = training_id(command, name)
     if not store_file.exists():
         return Proposal(training, "", "the first start, with which others are compared")
