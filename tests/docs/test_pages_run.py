@@ -101,7 +101,7 @@ dist.destroy_process_group()
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 1024, "num_attention_heads": 8}
 CONFIG |= {"intermediate_size": 4096, "vocab_size": 32000, "max_position_embeddings": 2048}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
