@@ -36,7 +36,7 @@ def _without_gpu(text: str) -> str:
     torch = sys.modules.get("torch")
     if torch is None or not any(words in text for words in _SAYS_CUDA):
         return ""
-    if torch.cuda.is_initialized() or torch.cuda.is_available():  # in this order: after an error none may seem to be there
+    if torch.cuda.is_initialized() or torch.cuda.is_available():  # after an error none may seem to be
         return ""
     if os.environ.get(ENV_FABRIC):
         return "; --fabric emulates NCCL alone: let the script use the CPU where there is no GPU"
