@@ -1,0 +1,86 @@
+"""What one node answers: a JSON line for each fact, short enough that launchers pass it on as a whole."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import secrets
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import msgspec
+
+from ...agent.machine.adapters import described
+from ...agent.nccl.compiled import PLUGIN
+from ...store.errors import printable
+from . import nccl
+from .devices import text
+from .examination import examine
+from .findings import Machine, Status
+from .software import gpus_and_driver
+
+MAX_CHARACTERS: Final = 380
+"""Of a value or a remedy: Slurm cuts lines of more than 1,024 bytes."""
+
+
+class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of an answer."""
+
+    answer: str
+    """Drawn at random: two answers may come from one node."""
+    node: str
+    kind: Literal["start", "version", "variable", "hardware", "finding", "end"]
+    name: str
+    value: str
+    status: Status = Status.ok
+    remedy: str = ""
+
+
+def facts(machine: Machine) -> Iterator[Fact]:
+    """All that nodes are compared by; `end` says how many facts came before it."""
+    answer = secrets.token_hex(4)
+    node = (machine.environment.get("SLURMD_NODENAME") or platform.node())[:100]
+    yield Fact(answer, node, "start", "", "")
+    n_facts = 0
+    for kind, name, value, *rest in _found(machine):
+        n_facts += 1
+        yield Fact(answer, node, kind, name, printable(value)[:MAX_CHARACTERS], *rest)
+    yield Fact(answer, node, "end", "", str(n_facts))
+
+
+def _found(machine: Machine) -> Iterator[tuple]:
+    gpus, driver = _gpus_and_driver()
+    versions = {
+        "zerotune": _installed("zerotune"),
+        "torch": _installed("torch"),
+        "Python": platform.python_version(),
+        "NCCL": nccl.nccl_version(machine),
+        "tuner plugin": PLUGIN.source_hash(),
+        "driver": driver,
+        "Linux": text(machine.root / "proc/sys/kernel/osrelease"),
+    }
+    variables = machine.nccl_variables()
+    hardware = {"GPUs": gpus, "adapters": described(variables, machine.root / "sys/class")}
+    for name, value in versions.items():
+        yield "version", name, value
+    for name, value in hardware.items():
+        yield "hardware", name, value
+    for name, value in sorted(variables.items()):
+        yield "variable", name[:100], value
+    for one in examine(machine):
+        if one.status is not Status.ok:
+            yield "finding", one.code, one.found, one.status, printable(one.remedy)[:MAX_CHARACTERS]
+
+
+def _installed(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _gpus_and_driver() -> tuple[str, str]:
+    try:
+        return gpus_and_driver()
+    except Exception:  # whatever NVML raises where there is no driver
+        return "", ""
