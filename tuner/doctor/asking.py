@@ -27,6 +27,7 @@ MAX_LINE_BYTES: Final = 8192
 MAX_ERROR_BYTES: Final = 1000
 """The end of what the launcher writes to stderr, where it names nodes that failed."""
 MAX_NODES: Final = 100_000
+"""Of an allocation that are counted."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -116,18 +117,17 @@ def _fact(line: bytes) -> Fact | None:
 
 
 def _allocated(environment: Mapping[str, str]) -> list[str]:
-    """Nodes of Slurm's allocation, such as those of `n[01-03,7],login`."""
-    found: list[str] = []
-    for stem, ranges, suffix in re.findall(r"([^\s,\[\]]+)(?:\[([\d,-]+)\])?([^\s,\[\]]*)", _slurm_list(environment)):
-        for one in ranges.split(",") if ranges else [""]:
-            first, _, last = one.partition("-")
-            numbers = range(int(first), min(int(last or first), int(first) + MAX_NODES) + 1) if first else [None]
-            found += [f"{stem}{'' if n is None else str(n).zfill(len(first))}{suffix}" for n in numbers]
+    """Nodes of Slurm's allocation, such as those of `n[01-03,7],login`; none where names are numbered twice."""
+    text, found = environment.get("SLURM_JOB_NODELIST", ""), []
+    if re.search(r"\][^,]", text):
+        return []
+    for stem, ranges in re.findall(r"([^\s,\[\]]+)(\[[^\]]*\])?", text):
+        for first, last in re.findall(r"(\d+)(?:-(\d+))?", ranges):
+            numbers = range(int(first), min(int(last or first), int(first) + MAX_NODES) + 1)
+            found += [f"{stem}{str(number).zfill(len(first))}" for number in numbers]
+        if not ranges:
+            found.append(stem)
     return found[:MAX_NODES]
-
-
-def _slurm_list(environment: Mapping[str, str]) -> str:
-    return environment.get("SLURM_JOB_NODELIST", "")
 
 
 def _short(node: str) -> str:

@@ -18,8 +18,10 @@ STOPPING: Final = frozenset({"NCCL", "zerotune"})
 """NCCL ends jobs whose ranks have several of its versions, and zerotune tunes none that have several of its own."""
 CHOOSING: Final = frozenset(
     f"NCCL_{name}"
-    for name in "ALGO PROTO NTHREADS LL128_NTHREADS BUFFSIZE LL_BUFFSIZE LL128_BUFFSIZE NET IB_DISABLE "
-    "COLLNET_ENABLE NVLS_ENABLE PAT_ENABLE P2P_NET_CHUNKSIZE".split()
+    for name in (
+        *("ALGO", "PROTO", "NTHREADS", "LL128_NTHREADS", "BUFFSIZE", "LL_BUFFSIZE", "LL128_BUFFSIZE"),
+        *("NET", "IB_DISABLE", "COLLNET_ENABLE", "NVLS_ENABLE", "PAT_ENABLE", "P2P_NET_CHUNKSIZE"),
+    )
 )
 """With these, ranks choose what does not fit together."""
 
@@ -31,9 +33,10 @@ def compare(asked: Asked) -> list[Finding]:
     answers: dict[str, list[Fact]] = defaultdict(list)
     for fact in asked.facts:
         answers[fact.answer].append(fact)
-    nodes, broken = {}, []
+    nodes: dict[str, Node] = {}
+    broken = []
     for label, facts in _labelled(answers.values()):
-        found = {(one.kind, one.name): one for one in facts}
+        found: Node = {(one.kind, one.name): one for one in facts}
         end = found.pop(("end", ""), None)
         found.pop(("start", ""), None)
         if end is None or end.value != str(len(found)):

@@ -42,13 +42,15 @@ def facts(machine: Machine) -> Iterator[Fact]:
     node = (machine.environment.get("SLURMD_NODENAME") or platform.node())[:100]
     yield Fact(answer, node, "start", "", "")
     n_facts = 0
-    for kind, name, value, *rest in _found(machine):
+    for fact in _found(machine):
         n_facts += 1
-        yield Fact(answer, node, kind, name, printable(value)[:MAX_CHARACTERS], *rest)
+        value, remedy = (printable(one)[:MAX_CHARACTERS] for one in (fact.value, fact.remedy))
+        yield msgspec.structs.replace(fact, answer=answer, node=node, value=value, remedy=remedy)
     yield Fact(answer, node, "end", "", str(n_facts))
 
 
-def _found(machine: Machine) -> Iterator[tuple]:
+def _found(machine: Machine) -> Iterator[Fact]:
+    """Without the answer's and the node's names."""
     gpus, driver = _gpus_and_driver()
     versions = {
         "zerotune": _installed("zerotune"),
@@ -61,15 +63,12 @@ def _found(machine: Machine) -> Iterator[tuple]:
     }
     variables = machine.nccl_variables()
     hardware = {"GPUs": gpus, "adapters": described(variables, machine.root / "sys/class")}
-    for name, value in versions.items():
-        yield "version", name, value
-    for name, value in hardware.items():
-        yield "hardware", name, value
-    for name, value in sorted(variables.items()):
-        yield "variable", name[:100], value
+    yield from (Fact("", "", "version", name, value) for name, value in versions.items())
+    yield from (Fact("", "", "hardware", name, value) for name, value in hardware.items())
+    yield from (Fact("", "", "variable", name[:100], value) for name, value in sorted(variables.items()))
     for one in examine(machine):
         if one.status is not Status.ok:
-            yield "finding", one.code, one.found, one.status, printable(one.remedy)[:MAX_CHARACTERS]
+            yield Fact("", "", "finding", one.code, one.found, one.status, one.remedy)
 
 
 def _installed(name: str) -> str:

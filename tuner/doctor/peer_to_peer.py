@@ -81,7 +81,8 @@ def iommu(machine: Machine) -> Finding | None:
 
 def nearest_adapter(machine: Machine) -> Finding | None:
     """Whether each GPU may use the adapter that is nearest to it."""
-    root, variables, far = machine.root, machine.nccl_variables(), {}
+    root, variables = machine.root, machine.nccl_variables()
+    far: dict[str, list[str]] = {}
     every = {one: out_of_use(root, one, variables) for one in adapters(root)}
     used = [one for one, why in every.items() if not why]
     if not used or not (all_gpus := gpus(root)):

@@ -28,7 +28,7 @@ def doctor(
         bool,
         typer.Option(
             "--nodes",
-            help="Compare the nodes on which LAUNCHER runs this command. With --json and no LAUNCHER: this node's answer.",
+            help="Compare the nodes that LAUNCHER runs this on. With --json and no LAUNCHER: this node's answer.",
         ),
     ] = False,
     as_json: AsJson = False,
