@@ -18,6 +18,7 @@ from zerotune.tuner.doctor.comparing import compare
 from zerotune.tuner.doctor.findings import Finding, Status
 from zerotune.tuner.doctor.node import Fact
 
+DOCTOR = [sys.executable, "-m", "zerotune.tuner.cli", "doctor", "--nodes", "--json", "--store"]
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
@@ -40,9 +41,8 @@ def compared(*answers: list[Fact], failure: str = "", missing: tuple[str, ...] =
 def test_two_nodes_with_unequal_variables(tmp_path: Path) -> None:
     environment = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("NCCL_")}
     body = "SLURMD_NODENAME=n1 NCCL_ALGO=Ring \"$@\" | sed 's/^/0: /'\nNCCL_SOCKET_IFNAME=lo SLURMD_NODENAME=n2 \"$@\""
-    command = [sys.executable, "-m", "zerotune.tuner.cli", "doctor", "--nodes", "--json", "--store", str(tmp_path / "s")]
     done = subprocess.run(
-        [*command, "--", *launcher(tmp_path, body)],
+        [*DOCTOR, str(tmp_path / "s"), "--", *launcher(tmp_path, body)],
         env=environment | {"SLURM_JOB_NODELIST": "n[1-3]"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
@@ -96,7 +96,8 @@ def test_what_is_no_fact_is_left_out(tmp_path: Path) -> None:
     good = '{"answer":"a","node":"n\\u001b[31m","kind":"start","name":"","value":""}'
     lines = ["motd", '{"answer":1}', '{"answer":"a"', good.replace("start", "command"), "9" * 9000 + good, good]
     (tmp_path / "lines").write_text("\n".join(lines) + "\n\\xff")
-    asked = ask(launcher(tmp_path, f"cat {tmp_path}/lines; head -c 100000 /dev/zero; echo; cat {tmp_path}/lines"), [], {}, 60)
+    body = f"cat {tmp_path}/lines; head -c 100000 /dev/zero; echo; cat {tmp_path}/lines"
+    asked = ask(launcher(tmp_path, body), [], {}, 60)
     assert [one.node for one in asked.facts] == ["n\\u001b[31m"] * 2
     assert asked.failure == ""
 
@@ -129,9 +130,10 @@ def test_nodes_of_an_allocation(listed, nodes) -> None:
 
 
 def test_an_answer_is_short_lines(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "zerotune.tuner.cli", "doctor", "--nodes", "--json", "--store", str(tmp_path / "s")]
     environment = os.environ | {"NCCL_IB_HCA": 999 * "x", "SLURMD_NODENAME": "n1", "NCCL_ALGO": "magic"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)  # 0 despite a problem
+    done = subprocess.run(  # 0 despite a problem
+        [*DOCTOR, str(tmp_path / "s")], env=environment, capture_output=True, text=True, check=True
+    )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert max(map(len, done.stdout.splitlines())) < 1024
     assert ({one["node"] for one in lines}, len({one["answer"] for one in lines})) == ({"n1"}, 1)
