@@ -21,8 +21,8 @@ def failure() -> str:
 
 
 def failure_in_words() -> str:
-    """That exception and the exit status, and what helps where it was for want of a GPU; empty: none ended it."""
-    if not (name := failure()):
+    """That exception and the exit status, and what helps if it was for want of a GPU; empty: none, or Ctrl-C."""
+    if (name := failure()) in ("", "KeyboardInterrupt"):
         return ""
     error = getattr(sys, "last_value", None)
     status = getattr(error, "exit_code", 1)

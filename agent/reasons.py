@@ -27,7 +27,7 @@ class Reason(Enum):
     not_loaded = "NCCL ran collectives and did not load the plugin; `zerotune doctor` says what may be wrong"
     no_collectives = "NCCL was asked for no collective"
     no_row = "no row of the plan applied to any of {detail}"
-    no_daemon = "no daemon answered at {detail}; start one with `zerotune daemon`, or launch without --no-daemon"
+    no_daemon = "no daemon answered at {detail}; `zerotune launch` starts one, or `zerotune daemon`"
     no_steps = "no training step was seen to end; let all ranks call `zerotune.step_ended()` where one does"
     frozen = "settings stay as NCCL chooses: {detail}"
     captured = "{detail} of the calls were replays of captured graphs, which keep the settings they were captured with"

@@ -36,6 +36,7 @@ ENV_PROPOSED = "ZEROTUNE_PROPOSED_ENVIRONMENT"
 ENV_SHADOW = "ZEROTUNE_SHADOW"
 ENV_TUNE_FOR = "ZEROTUNE_TUNE_FOR"
 ENV_COMPARE = "ZEROTUNE_COMPARE"
+ENV_OWN_STEPS = "ZEROTUNE_OWN_STEPS"
 ENV_TICK_MS = "ZEROTUNE_TICK_MS"
 ENV_CURVE_KEYS = "ZEROTUNE_CURVE_KEYS"
 """Folder with the keys for a daemon at tcp://."""
@@ -86,7 +87,8 @@ class AgentSettings:
             training=env.get(ENV_TRAINING, ""),
             proposed_environment=env.get(ENV_PROPOSED, ""),
             job_options=JobOptions(
-                env.get(ENV_SHADOW) == "1", _steps(env.get(ENV_TUNE_FOR, "")), _steps(env.get(ENV_COMPARE, ""))
+                env.get(ENV_SHADOW) == "1",
+                *(_steps(env.get(name, "")) for name in (ENV_TUNE_FOR, ENV_COMPARE, ENV_OWN_STEPS)),
             ),
         )
 

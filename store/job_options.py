@@ -18,6 +18,8 @@ class JobOptions(msgspec.Struct, frozen=True):
     """After so many steps nothing is tried any more; 0: not told."""
     compare_steps: Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)] = 0
     """So many steps are compared with NCCL's own choice, whatever that loses; 0: not told."""
+    own_steps: Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)] = 0
+    """So many steps at the beginning run NCCL's own choice, by which starts are compared."""
 
 
 NOTHING_TOLD: Final = JobOptions()

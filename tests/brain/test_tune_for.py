@@ -38,3 +38,9 @@ def test_more_steps_are_compared_if_that_is_asked_for() -> None:
         play(world, brain, 600)
         found[compared] = n_windows(brain)
     assert found[0] < 20 <= found[200]
+
+
+def test_the_first_steps_are_nccls_own_where_starts_are_compared_by_them() -> None:
+    world, brain = job(BrainSettings(own_steps=24))
+    assert not play(world, brain, 20)
+    assert play(world, brain, 100), "then settings are tried"

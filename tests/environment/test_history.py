@@ -121,6 +121,19 @@ def test_a_start_of_which_nothing_was_heard_is_silent(starts: Starts) -> None:
         assert [end_of(one, is_written=True) for one in store.jobs()] == [JobEnd.silent]
 
 
+def test_only_steps_of_nccls_own_choice_compare_starts(starts: Starts) -> None:
+    """What zerotune tunes makes steps shorter from start to start, whatever the variables are."""
+    with Store.open(starts.path) as store:
+        for job, n_own in (("much", 12), ("little", 11)):
+            store.record_start(job, "", TRAINING, "")
+            store.record_job(job, "fabric", HARDWARE, 16)
+            took_us = [9e5] * 4 + [1e5] * (n_own - 4) + [5e4] * 40
+            steps = [StepRecord(at, int(at >= n_own), us) for at, us in enumerate(took_us)]
+            store.record_steps(job, steps)
+        store.flush()
+        assert [one.step_us for one in history(store, TRAINING).jobs] == [pytest.approx(1e5), None]
+
+
 def test_a_name_stands_for_all_of_its_commands() -> None:
     assert training_id(COMMAND, "llama") == training_id(["bash", "run.sh"], "llama") != TRAINING
 

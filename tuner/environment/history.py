@@ -22,8 +22,10 @@ FEW_STEPS: Final = 8
 """A job that vanished after fewer hung or died in its first steps, and of none that short the time is known."""
 EARLY_SHARE: Final = 0.5
 """A job that vanished after a smaller share of the usual number of steps ended early."""
-LEAST_OWN_STEPS: Final = 6
-"""With fewer steps of NCCL's own choice the newer half of all steps is compared."""
+WARM_UP_STEPS: Final = 4
+"""The first steps also connect, compile and allocate."""
+LEAST_OWN_STEPS: Final = 8
+"""With fewer steps of NCCL's own choice after these a start tells nothing."""
 INTERRUPTED: Final = ("KeyboardInterrupt", "SystemExit")
 """The user's own wish."""
 ROBUST_STD: Final = 1.4826
@@ -70,14 +72,13 @@ def _n_nodes(job: JobRecord, facts: Facts) -> int:
 def _result(store: Store, job: JobRecord, early: float, *, is_last: bool) -> JobResult:
     found = store.steps(job.job_id)
     timed = [one for one in found if one.is_whole and 0.0 < one.duration_us < math.inf]
-    controls = {one.epoch for one in store.decisions(job_id=job.job_id) if one.is_control}
+    own_epochs = {0, *(one.epoch for one in store.decisions(job_id=job.job_id) if one.is_control)}
     # What else runs differs from start to start by what is known of calls: NCCL's own choice does not.
-    own = [one for one in timed if one.epoch in controls]
-    compared = own if len(own) >= LEAST_OWN_STEPS else timed[len(timed) // 2 :]
-    settled = np.log([one.duration_us for one in compared])
+    own = [one for one in timed if one.epoch in own_epochs and one.step >= WARM_UP_STEPS]
+    settled = np.log([one.duration_us for one in own])
     level = float(np.median(settled)) if len(settled) else math.nan
     spread = ROBUST_STD * float(np.median(np.abs(settled - level))) if len(settled) else 0.0
-    step_us = math.exp(level) if len(timed) >= FEW_STEPS else None
+    step_us = math.exp(level) if len(own) >= LEAST_OWN_STEPS else None
     outcome = _outcome(job, len(found), early, is_last=is_last)
     return JobResult(job.environment, step_us, spread, len(settled), job.started_at_s, outcome)
 

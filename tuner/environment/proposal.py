@@ -49,7 +49,9 @@ def propose(
         return Proposal(training, kept(known.jobs), "how the last start ends, or ended, is not known")
     choice = next_job(known.jobs, candidates(known, taken, own))
     wanted = [one for one in choice.change.split() if one.partition("=")[0] not in taken]
-    return Proposal(training, " ".join(wanted), choice.why)
+    yours = [f"{one.variable}={taken[one.variable]}" for one in own or () if one.variable in taken]
+    why = choice.why + (f"; {', '.join(yours)} is set by you, and stays" if yours else "")
+    return Proposal(training, " ".join(wanted), why)
 
 
 def candidates(known: History, taken: Mapping[str, str], own: Sequence[Candidate] | None = None) -> list[Candidate]:

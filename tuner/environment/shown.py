@@ -12,7 +12,6 @@ from ...store.atomic_file import users_file
 from ...store.counted import counted
 from ...store.errors import UserError
 from ...store.sqlite.database import Store
-from ..offline.jobs.finding import named_job
 from .candidates import effect_of
 from .history import History, history
 from .proposal import candidates
@@ -29,14 +28,13 @@ def known(store_file: Path, job: str | None) -> History:
         UserError: there is none.
     """
     with Store.open(store_file, read_only=True) as store:
-        if job is not None:
-            training = named_job(store, job).training
-        else:
-            training = next((one.training for one in store.jobs()[::-1] if one.training), "")
+        newest_first = [one for one in store.jobs()[::-1] if one.training]
+        asked = [one for one in newest_first if job in (None, one.job_id, one.name)]
+        training = asked[0].training if asked else ""
         if not training:
-            which = "no job" if job is None else f"job {job} is none that"
+            which = "no job" if job is None else f"no job {job!r}"
             raise UserError(
-                f"{which} was started with --tune-environment in {store_file}",
+                f"{which} in {store_file} was started with --tune-environment",
                 "start a training with `zerotune launch --tune-environment` a few times",
             )
         return history(store, training)
@@ -84,7 +82,8 @@ def render(found: History, console: Console) -> None:
     if said["findings"]:
         console.print(table)
     console.print(f"{counted(len(found.jobs), 'start')} of this training; kept: {said['kept'] or 'nothing yet'}")
-    console.print(f"next: {said['next']['variables'] or 'the usual environment'}: {said['next']['why']}")
+    coming = said["next"]["variables"] or "the usual environment"
+    console.print(f"next, without --environment-file: {coming}: {said['next']['why']}")
 
 
 def render_advice(found: History, console: Console) -> None:

@@ -230,17 +230,19 @@ class _Evidence:
     def choice(self, candidates: Sequence[str], loss_share: float) -> Choice:
         """What the next job runs under."""
         if not self._has_base or self._trials_in_a_row >= TRIALS_IN_A_ROW:
-            return Choice(self.base, "the usual, to compare with")
+            return Choice(self.base, "others are compared with it")
         closed = {*self.banned, *self._kept, *(one for one, n in self._silent.items() if n >= MOST_SILENT)}
         open_ = [one for one in candidates if one not in closed]
         promises = {one: self._promise(one) for one in open_}
         allowed = [one for one in open_ if promises[one][0] > 0.0 and self._may_lose(promises[one][1], loss_share)]
+        if not open_:
+            return Choice(self.base, "no change is left to try")
         if not allowed:
-            return Choice(self.base, "nothing that is open promises more than a trial may lose")
+            return Choice(self.base, "what a trial may lose now is more than it promises, or than trials may cost")
         best = max(allowed, key=lambda one: promises[one][0])
         n_jobs = self.n_jobs[best]
         jobs = f"in {n_jobs} job{'s'[: n_jobs > 1]}"
-        why = f"{best} may be faster, as it looked {jobs}" if n_jobs else f"{best} is tried for the first time"
+        why = f"{best} looked faster {jobs}" if n_jobs else "tried for the first time"
         return Choice(_together(self._with(best)), why)
 
     def _promise(self, change: str) -> tuple[float, float]:

@@ -74,6 +74,9 @@ class BrainSettings(msgspec.Struct, frozen=True):
     compare_steps: int = 0
     """So many of the first steps that are compared with NCCL's own choice are not rationed."""
 
+    own_steps: int = 0
+    """So many steps at the beginning run NCCL's own choice."""
+
     def options(self) -> DaemonOptions:
         """The settings as `zerotune status` shows them."""
         budget = round(100.0 * self.budget_fraction, 9)
@@ -215,7 +218,7 @@ class Brain(Inspection):
         """The next plan, None while the one in force (or on its way) should run on."""
         self._latency.looked()
         plans = self._plans
-        if not self._states or not (self._urgent or plans.is_due(self._step)):
+        if not self._states or not (self._urgent or plans.is_due(self._step)) or self._step < self.settings.own_steps:
             return None
         is_urgent, self._urgent = self._urgent, False
         plans.plan_at(self._step)

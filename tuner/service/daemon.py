@@ -410,6 +410,7 @@ def _of_job(usual: BrainSettings, told: JobOptions) -> BrainSettings:
         shadow=usual.shadow or told.shadow,
         tune_steps=told.tune_steps or usual.tune_steps,
         compare_steps=told.compare_steps or usual.compare_steps,
+        own_steps=told.own_steps,
     )
 
 

@@ -43,14 +43,15 @@ from ..trial_options import (
 if TYPE_CHECKING:
     from ....agent.launch import LaunchRequest
     from ....store.wire import DaemonOptions, StatusReply
+    from ...environment.candidates import Candidate
 
 IDLE_EXIT_S = 1800.0
 """A daemon that we start ends after this time without a rank: big models are loaded for minutes before they train."""
 
 
 OF_THE_JOB = ("--numerics", "--shadow", "--tune-for", "--compare", "--tune-environment")
-COMPARED_STEPS = 80
-"""Of a job whose environment is tuned, unless --compare says."""
+OWN_STEPS = 24
+"""Steps that NCCL's own choice runs at the beginning of a job whose environment is tuned."""
 EXCLUDING = (
     ("--no-agent", "--plan", "without the agent no plan comes into force"),
     ("--no-agent", "--log-trace", "without the agent no collective is logged"),
@@ -196,6 +197,11 @@ def launch(
     _refuse_contradictions(given, start_daemon=start_daemon)
     if environment_file is not None and not tune_environment:
         raise UserError("--environment-file is useless without --tune-environment", "add that")
+    listed = None
+    if environment_file is not None:
+        from ...environment.candidates import read_candidates
+
+        listed = read_candidates(environment_file)
     trial = (budget_percent, memory_threshold, no_explore, False)
     for_daemon = given_arguments(*trial)
     # Now: what is wrong with them belongs here, not in the daemon's log.
@@ -271,7 +277,7 @@ def launch(
                 file=sys.stderr,
             )
     if tune_environment:
-        request = _with_environment(request, answer, environment_file)
+        request = _with_environment(request, answer, listed)
     sys.stdout.flush()
     if agent and not quiet:
         with contextlib.suppress(OSError):  # on a full disk the job ends without a line
@@ -284,19 +290,17 @@ def launch(
         raise UserError(f"command {command[0]!r} cannot be run: {reason}", "put its interpreter before it") from error
 
 
-def _with_environment(request: LaunchRequest, answer: StatusReply | None, own: Path | None) -> LaunchRequest:
+def _with_environment(request: LaunchRequest, answer: StatusReply | None, own: list[Candidate] | None) -> LaunchRequest:
     """With what this start of the training shall try, if rank 0 is on this node."""
     from msgspec import structs
 
     from ....store.errors import ZerotuneError
-    from ...environment.candidates import read_candidates
     from ...environment.proposal import propose
 
-    listed = None if own is None else read_candidates(own)
     try:
         if answer is None:
             raise UserError("no daemon answers that could remember it", "leave --no-daemon out")
-        found = propose(Path(answer.store_path), request.command, request.name, listed, request.environment)
+        found = propose(Path(answer.store_path), request.command, request.name, own, request.environment)
     except (ZerotuneError, sqlite3.Error, OSError) as error:  # no reason to keep anybody from training
         print(f"zerotune: --tune-environment is not used: {error}", file=sys.stderr)
         return request
@@ -305,9 +309,7 @@ def _with_environment(request: LaunchRequest, answer: StatusReply | None, own: P
         f" (`zerotune explain --environment`)",
         file=sys.stderr,
     )
-    told = request.job_options
-    if not told.compare_steps and not told.shadow:  # starts are compared by what NCCL's own choice takes
-        told = structs.replace(told, compare_steps=COMPARED_STEPS)
+    told = structs.replace(request.job_options, own_steps=OWN_STEPS)
     return replace(request, job_options=told, training=found.training, proposed_environment=found.variables)
 
 

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from ....store.counted import counted
 from ....store.records import BASELINE, Decision, DecisionKind, Plan
 from ...modeling.posterior import expected_improvement
 from ..brain import Brain
@@ -94,6 +95,6 @@ def _in_words(gain: PredictedGain) -> str:
         return "NCCL's own choices would have stayed everywhere"
     low, high = (100.0 * (gain.share + side * Z_90 * gain.std) for side in (-1, 1))
     return (
-        f"at {gain.n_settings} keys another setting would run or be tried; steps should be {100.0 * gain.share:.1f} %"
-        f" shorter by that (90 %: {low:.1f} to {high:.1f})"
+        f"at {counted(gain.n_settings, 'key')} another setting would run or be tried;"
+        f" steps should be {100.0 * gain.share:.1f} % shorter by that (90 %: {low:.1f} to {high:.1f})"
     )

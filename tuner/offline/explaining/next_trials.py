@@ -66,8 +66,6 @@ def render_next(trials: Sequence[NextTrial], console: Console) -> None:
     line = "\n" if console.width < WIDE else " "
     headings = f"collective,{line}phase", "bytes", "runs", "would be tried", f"expected us{line}(90 %)"
     table = Table(*headings, f"worth{line}per step", box=None)
-    for column in table.columns:
-        column.no_wrap = True
     for one in trials:
         table.add_row(
             f"{one.collective}{line}{one.phase}",

@@ -98,7 +98,8 @@ def of_job(jobs: JobsRead, job: JobRecord) -> BeforeAfter:
         return BeforeAfter([], f"nothing to compare: {without_plan(steps)}")
     controls = {one.epoch for one in jobs.decisions(job.job_id) if one.is_control}
     if not controls:
-        return BeforeAfter([], "not compared: NCCL's own choice never ran beside what was in force", HOW_TO_COMPARE)
+        why = "not compared: NCCL's own choice never ran beside what was in force; train longer"
+        return BeforeAfter([], why, HOW_TO_COMPARE)
     n_windows, whole = _side_by_side("step time", steps, controls, lambda step: step.duration_us)
     if whole is None:
         why = (

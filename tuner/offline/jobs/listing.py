@@ -106,7 +106,7 @@ def list_jobs(path: Path, *, limit: int, all_kinds: bool = False, only_over: boo
 
 def end_of(job: JobRecord, *, is_written: bool) -> JobEnd:
     """How a job ended; `is_written` says whether a process has its store open for writing."""
-    if job.failure:
+    if job.failure and not job.failure.endswith(": KeyboardInterrupt"):
         return JobEnd.failed
     if job.is_lost:
         return JobEnd.unseen if job.ended_at_s is None else JobEnd.lost
