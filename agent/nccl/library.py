@@ -145,6 +145,7 @@ class Plugin:
         u32, u64, f32 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_float
         pointer, count, fault = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         self._ask_chunk_sizes = _bind(quick, "ask_chunk_sizes", None, u32)
+        self._asks_chunk_sizes = _bind(quick, "asks_chunk_sizes", u32)
         self._set_phase = _bind(quick, "set_phase", None, u32)
         self._set_step = _bind(quick, "set_step", u64, u32)
         self._set_memory_pressure = _bind(quick, "set_memory_pressure", None, f32)
@@ -217,6 +218,10 @@ class Plugin:
     def ask_chunk_sizes(self, on: bool) -> None:
         """Whether NCCL is to ask for chunk sizes, from 2.30 on; on all ranks alike, before the first communicator."""
         self._ask_chunk_sizes(1 if on else 0)
+
+    def asks_chunk_sizes(self) -> bool:
+        """Whether NCCL asks for chunk sizes, where it can, as the first communicator found it settled."""
+        return bool(self._asks_chunk_sizes())
 
     def channels_seen(self, communicator: CommunicatorClass) -> int:
         """Most channels a timed collective of this class ran with; 0 = none was timed."""

@@ -184,6 +184,7 @@ void zerotune_set_memory_pressure(float pressure); /* 0..1, negative = unknown *
 /* Have NCCL ask for chunk sizes (2.30 and newer); without this, what rows say of them has no effect. All ranks alike, and
  * before the first communicator: later it changes nothing. */
 void zerotune_ask_chunk_sizes(uint32_t on);
+uint32_t zerotune_asks_chunk_sizes(void); /* as settled by the first communicator */
 void zerotune_set_recording(uint32_t decisions_on); /* decision records into the ring */
 void zerotune_set_observing(uint32_t on);           /* profiler event mask on or off */
 /* While a graph is captured NCCL is asked for nothing: what it tells of a graph's kernels costs at each replay. From 2.31

@@ -384,13 +384,16 @@ uint32_t zerotune_tuner_abi(void) { return atomic_load_explicit(&abi_in_use, mem
 EXPORT nccl_tuner_v6 ncclTunerPlugin_v6, ncclTunerPlugin_v7;
 
 static _Atomic uint32_t is_wanted;
-static bool is_settled_to_ask;
+static _Atomic bool is_settled_to_ask;
 
 void zerotune_ask_chunk_sizes(uint32_t on) { atomic_store(&is_wanted, on); }
 
+uint32_t zerotune_asks_chunk_sizes(void) { return atomic_load(&is_settled_to_ask); }
+
 static void offer_chunk_size(const zt_next_tuner *next) {
-  is_settled_to_ask = atomic_load(&is_wanted) != 0;
-  const bool is_offered = is_settled_to_ask || (next != NULL && next->get_chunk_size != NULL);
+  const bool is_ours = atomic_load(&is_wanted) != 0;
+  atomic_store(&is_settled_to_ask, is_ours);
+  const bool is_offered = is_ours || (next != NULL && next->get_chunk_size != NULL);
   ncclTunerPlugin_v6.get_chunk_size = ncclTunerPlugin_v7.get_chunk_size = is_offered ? chunk_size : NULL;
 }
 
@@ -401,7 +404,7 @@ static nccl_result attach(const zt_tuner_start *start, void **context) {
   *context = communicator;
   const zt_next_tuner *next = communicator != NULL ? zt_next_tuner_find(start->abi, offer_chunk_size) : NULL;
   if (next != NULL) zt_next_tuner_init(next, communicator, start);
-  if (communicator != NULL) communicator->chunks.is_asked = start->abi >= 6 && is_settled_to_ask;
+  if (communicator != NULL) communicator->chunks.is_asked = start->abi >= 6 && zerotune_asks_chunk_sizes();
   atomic_store(&abi_in_use, (uint32_t)start->abi); /* last: whoever reads it knows the next tuner's name, too */
   return NCCL_SUCCESS;
 }
