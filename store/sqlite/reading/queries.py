@@ -53,7 +53,7 @@ class Reading:
             source: live, sweep or imported; None: any.
             since_s: those recorded at this Unix time or later; None: of any age.
             limit: the newest so many; None: all.
-            chunk_bytes: those with this chunk size asked for; 0: those with none, which are all that other methods know.
+            chunk_bytes: those with this chunk size asked for; 0: those with none, all that other methods know.
 
         Returns:
             MEASUREMENT, shape (n,), oldest first.

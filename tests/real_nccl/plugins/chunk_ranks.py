@@ -1,4 +1,4 @@
-"""Two ranks under plans that name chunk sizes; prints the chunks that NCCL launched with, in grains, and what it decided.
+"""Two ranks under plans that name chunk sizes; prints the chunks that NCCL launched with, in grains.
 
 chunk_ranks.py LIBNCCL FOLDER ASKS: `yes` has NCCL ask for chunk sizes.
 """
@@ -89,7 +89,8 @@ def main() -> None:
     plugin.prepare(Plan(99, (row(SETTINGS["simple"], COUNT),)))
     owners = plugin.communicators()["owner"].tolist()
     calls = [plugin.promise(owner, N_LEAD) for owner in owners]
-    assert len(owners) == 2 and calls[0] == calls[1], calls
+    assert len(owners) == 2
+    assert calls[0] == calls[1]
     for owner in owners:
         assert plugin.commit(owner, [max(calls) + 1])
     plugin.prepare_end()
