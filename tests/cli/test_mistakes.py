@@ -59,7 +59,7 @@ MISTAKES = [
     ("sweep --chunk-bytes 64K", "without --full", "add --full"),
     ("sweep --full --chunk-bytes 1K", "chunk_bytes 1024", "64KiB"),
     ("sweep --full --chunk-bytes 0", "less than one byte", "16MiB"),
-    ("sweep --full --chunk-bytes 64K --fabric h100_node", "has no chunk sizes", "--fabric out"),
+    ("sweep --full --chunk-bytes 64K --fabric h100_node", "does not say what chunk sizes", "--fabric out"),
     ("sweep --min-bytes 1M --max-bytes 1K", "1,048,576 to 1,024", "a larger --max-bytes"),
     ("daemon --metrics 9464", "'9464'", "127.0.0.1:9464"),
     ("daemon --book fleet.book", "--book", "--book-key"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from ....agent.nccl import catalog, compiled
 from ....agent.nccl import fabric as fabrics
+from ....agent.nccl.release import release
 from ....store.errors import PluginError, UserError
 from ....store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome, Phase, Source
 from ....store.sqlite.database import MEASUREMENT, UNKNOWN, Store
@@ -151,8 +153,9 @@ def _check_chunk_sizes(request: SweepRequest) -> None:
     if not request.full:
         problem = "without --full a sweep guesses from settings that were measured, and nothing is known of chunk sizes"
         raise UserError(problem, "add --full to --chunk-bytes")
-    if request.fabric is not None:
-        raise UserError("the emulated NCCL has no chunk sizes", "leave --chunk-bytes or --fabric out")
+    if request.fabric is not None and not fabrics.load(request.fabric).chunks:
+        problem = f"fabric {request.fabric} does not say what chunk sizes change"
+        raise UserError(problem, "leave --chunk-bytes or --fabric out, or add `chunks` to the fabric's file")
 
 
 def _check_fits(max_bytes: int, most_bytes: int, what: str) -> None:
@@ -362,6 +365,7 @@ def ready_emulated(request: SweepRequest, collectives: Sequence[Collective]) -> 
         },
         fabric_id=fabric.fabric_id,
         fabric=fabric.describe(),
+        asks_chunk_size=release(os.environ).tuner_abi >= catalog.ASKS_CHUNK_SIZE_SINCE,
     )
 
 
