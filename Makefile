@@ -23,7 +23,10 @@ AT_A_TIME := -n 3 --dist loadfile --no-loadscope-reorder
 # The suite starts hundreds of processes: without bytecode each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test types suite test-worked-example test-cluster fuzz rehearse docs wheel test-versions setup clean
+.PHONY: help run test types suite test-worked-example test-cluster fuzz rehearse docs wheel test-versions setup clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 run: .venv/.run-ready
 	$(BIN)/zerotune demo --out run

@@ -120,7 +120,7 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
             # name: it is loaded already, and NCCL 2.27.3 takes no path.
             name, searches = plugin.path.name, settings.fabric is None
             before_first_group(lambda: other_plugins.take_places(os.environ, name, searches=searches))
-            if settings.workload:
+            if settings.training:
                 from .environment import tune_environment
 
                 tune_environment(settings)

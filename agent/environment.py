@@ -52,7 +52,7 @@ def _agree(settings: AgentSettings, store: Any, rank: int, world_size: int) -> N
     def remember(number: int, variables: str) -> bool:
         n_times = max(number - 1, n_restarts())
         job_id = settings.job_id + (f".{n_times}" if n_times else "")
-        return announce(settings.endpoint, Start(job_id, settings.job_name, settings.workload, variables))
+        return announce(settings.endpoint, Start(job_id, settings.job_name, settings.training, variables))
 
     exchange = Exchange(dist.PrefixStore(PREFIX, second_connection(store)))
     try:

@@ -75,7 +75,7 @@ def before_first_group(action: Callable[[], None]) -> None:
 
 def before_communicators(action: Callable[[Any, int, int], None]) -> None:
     """Call `action` with the job's store, the rank and their number, before the first group makes anything of them."""
-    if not _is_here:
+    if dist.is_available() and not dist.is_initialized():
         _with_store.append(action)
         before_first_group(lambda: None)
 

@@ -67,7 +67,7 @@ class LaunchRequest:
     is_exact: bool = False
     """Only what cannot change a bit of the results is tuned."""
     job_options: JobOptions = NOTHING_TOLD
-    workload: str = ""
+    training: str = ""
     """What starts of the same training have in common; empty: the environment is not tuned."""
     proposed_environment: str = ""
     marks_dir: Path | None = None
@@ -153,7 +153,7 @@ def environment(request: LaunchRequest) -> dict[str, str]:
         settings.ENV_SUMMARY: request.summary_path and request.summary_path.absolute(),
         settings.ENV_PLAN: request.plan_path and request.plan_path.absolute(),
         settings.ENV_NUMERICS: settings.EXACT if request.is_exact else None,
-        settings.ENV_WORKLOAD: request.workload or None,
+        settings.ENV_TRAINING: request.training or None,
         settings.ENV_PROPOSED: request.proposed_environment or None,
         settings.ENV_SHADOW: "1" if request.job_options.shadow else None,
         settings.ENV_TUNE_FOR: request.job_options.tune_steps or None,

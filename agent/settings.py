@@ -29,7 +29,7 @@ ENV_PLAN = "ZEROTUNE_PLAN"
 ENV_NUMERICS = "ZEROTUNE_NUMERICS"
 """`exact`: only what cannot change a bit is tuned."""
 EXACT = "exact"
-ENV_WORKLOAD = "ZEROTUNE_WORKLOAD"
+ENV_TRAINING = "ZEROTUNE_TRAINING"
 """Set where `launch` tunes the environment: what starts of the same training have in common."""
 ENV_PROPOSED = "ZEROTUNE_PROPOSED_ENVIRONMENT"
 """`NAME=VALUE` with spaces between: what all ranks shall start with, if rank 0 was told so and all can."""
@@ -63,7 +63,7 @@ class AgentSettings:
     is_exact: bool = False
     """Only collectives that compute nothing are tuned."""
     job_options: JobOptions = NOTHING_TOLD
-    workload: str = ""
+    training: str = ""
     """Empty: the environment is not tuned."""
     proposed_environment: str = ""
 
@@ -83,7 +83,7 @@ class AgentSettings:
             tick_ms=tick_of(env.get(ENV_TICK_MS, "")) or DEFAULT_TICK_MS,
             job_name=name if is_job_name(name) else "",
             is_exact=env.get(ENV_NUMERICS) == EXACT,
-            workload=env.get(ENV_WORKLOAD, ""),
+            training=env.get(ENV_TRAINING, ""),
             proposed_environment=env.get(ENV_PROPOSED, ""),
             job_options=JobOptions(
                 env.get(ENV_SHADOW) == "1", _steps(env.get(ENV_TUNE_FOR, "")), _steps(env.get(ENV_COMPARE, ""))

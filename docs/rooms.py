@@ -123,11 +123,11 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
     ),
     "tuner/environment": (
         "which of NCCL's variables the next start of a job tries, by the starts before it",
-        RECORDED | {"agent/machine", "tuner/modeling", "tuner/offline"},
+        RECORDED | {"agent/machine", "tuner base", "tuner/modeling", "tuner/offline"},
     ),
     "tuner/doctor": (
         "what on this machine would stop tuning",
-        RECORDED | {"agent base", "agent/nccl", "tuner/client"},
+        RECORDED | {"agent base", "agent/machine", "agent/nccl", "tuner/client"},
     ),
     "tuner/cli": (
         "the `zerotune` command",

@@ -548,7 +548,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     """Which of its ranks collectives waited for."""
     failure: str = ""
     """The first rank whose script ended by an exception, and that exception's type; empty: none is known of."""
-    workload: str = ""
+    training: str = ""
     """What all starts of the same training on the same hardware have in common; empty: nobody compares them."""
     environment: str = ""
     """Variables that it was started with, for trial or for good, as `NAME=VALUE` with spaces between."""

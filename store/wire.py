@@ -221,7 +221,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
     job_id: Id
     name: Name
-    workload: Name
+    training: Name
     environment: Fact
 
 

@@ -8,8 +8,12 @@ import gc
 import multiprocessing
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
+import pytest
 import typer.main
 from hypothesis import settings
 
@@ -41,3 +45,10 @@ def pytest_configure():
     gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def short_folder() -> Iterator[Path]:
+    """Socket paths are limited to 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="zt-") as name:
+        yield Path(name)

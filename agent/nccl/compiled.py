@@ -49,7 +49,7 @@ class SharedLibrary:
 
     def path(self) -> Path | None:
         """The library built from exactly these sources; None = not built."""
-        source_hash = self._source_hash()
+        source_hash = self.source_hash()
         if _is_current(beside := self.root / self.file, source_hash):
             return beside
         cached = self._cached(source_hash)
@@ -71,7 +71,7 @@ class SharedLibrary:
         if (current := self.path()) is not None:
             return current
         beside = self.root / self.file
-        source_hash = self._source_hash()
+        source_hash = self.source_hash()
         library = beside if may_hold_builds(beside.parent) else self._cached(source_hash)
         try:
             if library != beside:
@@ -97,7 +97,7 @@ class SharedLibrary:
             *self.compiler(),
             f"@{self.root / self.compile_flags}",
             *self.flags,
-            f'-DZT_SOURCE_HASH="{self._source_hash()}"',
+            f'-DZT_SOURCE_HASH="{self.source_hash()}"',
             *("-shared", "-Wl,-z,nodelete", "-o", str(temporary)),
             *(str(file) for file in self._files(*self.sources)),
             "-ldl",  # a part of libc from glibc 2.34 on
@@ -114,7 +114,8 @@ class SharedLibrary:
     def _files(self, *patterns: str) -> list[Path]:
         return sorted(file for pattern in patterns for file in self.root.glob(pattern))
 
-    def _source_hash(self) -> str:
+    def source_hash(self) -> str:
+        """Of all that the library is compiled from: equal on nodes with equal sources, whatever their compilers."""
         digest = hashlib.sha256(" ".join(self.flags).encode())
         for file in self._files(*self.sources, *self.headers, self.compile_flags):
             digest.update(file.relative_to(self.root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")

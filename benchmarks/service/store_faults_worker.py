@@ -279,7 +279,7 @@ def _to_first_schema(path: Path) -> None:
         ("steps", "checksum"),
         ("decisions", "checksum"),
         ("measurements", "checksum"),
-        ("jobs", "workload"),
+        ("jobs", "training"),
         ("jobs", "environment"),
         ("jobs", "failure"),
         ("jobs", "lateness"),

@@ -138,7 +138,7 @@ def m009_all_but_models_as_written(db: sqlite3.Connection | Database) -> None:
 @_step
 def m010_environment_of_jobs(db: sqlite3.Connection | Database) -> None:
     """Which jobs are starts of the same training, and which variables a start was given for trial or for good."""
-    db.execute("ALTER TABLE jobs ADD COLUMN workload TEXT NOT NULL DEFAULT ''")
+    db.execute("ALTER TABLE jobs ADD COLUMN training TEXT NOT NULL DEFAULT ''")
     db.execute("ALTER TABLE jobs ADD COLUMN environment TEXT NOT NULL DEFAULT ''")
 
 

@@ -231,7 +231,15 @@ MISTAKES = {
         [],
     ],
     "hardware remove": [["h100_node"], ["nobody"], []],
-    "doctor": [["--endpoint", "nonsense"], ["--curve-keys", "{none}"], ["--store", "{folder}"]],
+    "doctor": [
+        ["--endpoint", "nonsense"],
+        ["--curve-keys", "{none}"],
+        ["--store", "{folder}"],
+        ["--nodes"],
+        ["--nodes", "--", "{none}"],
+        ["--nodes", "--", "{junk}"],
+        ["srun"],
+    ],
     "daemon keys": [["{junk}"], ["/proc/keys"], [""], []],
     "demo": [
         ["--out", ""],

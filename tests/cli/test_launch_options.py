@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from zerotune.agent.settings import ENV_ALL, AgentSettings, take_over
 from zerotune.agent.steps.summary import SummaryWriter
@@ -206,3 +207,26 @@ def test_too_few_files_are_one_sentence(n_files, tmp_path):
     assert done.returncode == 2
     assert "ulimit" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_without_a_daemon_the_environment_is_as_it_was_and_training_starts(tmp_path, monkeypatch, capsys):
+    own = tmp_path / "own.env"
+    own.write_text("NCCL_BUFFSIZE=8388608\n")
+    code, error = launch(monkeypatch, capsys, "--no-daemon", "--tune-environment", "--environment-file", own)
+    assert code == 0, error
+    assert "--tune-environment is not used" in error
+    code, error = launch(monkeypatch, capsys, "--environment-file", own)
+    assert (code, error.count("\n")) == (2, 1), error
+    own.write_text("NCCL_ALGO=ring\n")
+    code, error = launch(monkeypatch, capsys, "--no-daemon", "--tune-environment", "--environment-file", own)
+    assert code == 2
+    assert "own.env, line 1: NCCL_ALGO is not tried" in error
+
+
+def test_a_store_that_cannot_be_read_keeps_nobody_from_training(tmp_path, monkeypatch, capsys):
+    (tmp_path / "s.db").write_bytes(b"no store" * 1000)
+    answer = structs.replace(ANSWER, store_path=str(tmp_path / "s.db"))
+    monkeypatch.setattr("zerotune.tuner.client.background_daemon.ensure_daemon", lambda *_, **__: (answer, Started))
+    code, error = launch(monkeypatch, capsys, "--daemon", "--store", tmp_path / "s.db", "--tune-environment")
+    assert code == 0, error
+    assert "--tune-environment is not used" in error

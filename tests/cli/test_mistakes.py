@@ -82,7 +82,7 @@ def port() -> Iterator[int]:
 
 @pytest.mark.parametrize(("typed", "value", "remedy"), MISTAKES, ids=[typed for typed, *_ in MISTAKES])
 def test_a_mistake_is_named_with_its_remedy(
-    typed: str, value: str, remedy: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    typed: str, value: str, remedy: str, port: int, short_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object, **__: object) -> None:
         pytest.fail("something was started")
@@ -92,7 +92,7 @@ def test_a_mistake_is_named_with_its_remedy(
     for name in ("ZEROTUNE_STORE", "ZEROTUNE_ENDPOINT", "ZEROTUNE_CURVE_KEYS", "NCCL_LIBRARY"):
         monkeypatch.delenv(name, raising=False)
     for name in ("XDG_DATA_HOME", "XDG_STATE_HOME", "ZEROTUNE_RUNTIME_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "home" / name.lower()))
+        monkeypatch.setenv(name, str(short_folder / name.lower()))
     (work := tmp_path / "work").mkdir()
     monkeypatch.chdir(work)
     (work / "newer.json").write_text('{"zerotune_plan": 99, "rows": []}')

@@ -42,6 +42,7 @@ CANNOT_RUN = {
     r"zerotune launch -- torchrun \S+ \S+ -m torchtitan": "torchtitan, which tests/frameworks runs",
     r"zerotune daemon --all-users ": "root; tests/all_users starts it",
     r"zerotune advise .* --watch ": "a running job of that model; tests/advice/test_advise_running_job.py watches one",
+    r"zerotune store export proven\.env ": "several starts of a training; tests/environment proves a change",
     r"zerotune demo --out run$": "minutes; tests/e2e runs it",
 }
 """Beginnings of commands, and what they need that is not here."""
@@ -100,7 +101,7 @@ dist.destroy_process_group()
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 1024, "num_attention_heads": 8}
 CONFIG |= {"intermediate_size": 4096, "vocab_size": 32000, "max_position_embeddings": 2048}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from node_world import RANKS
 JOB = Path(__file__).with_name("environment_job.py")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_change_runs_in_all_ranks_and_one_that_fails_is_not_tried_again(world):
     world.start_daemon()

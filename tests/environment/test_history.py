@@ -9,13 +9,15 @@ import pytest
 from benchmarks.lib.command_line import zerotune
 from zerotune.store.records import StepRecord
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.environment.history import history, workload_id
+from zerotune.tuner.environment.candidates import Candidate
+from zerotune.tuner.environment.history import history, training_id
 from zerotune.tuner.environment.proposal import propose
 from zerotune.tuner.environment.trials import Outcome
+from zerotune.tuner.offline.jobs.listing import JobEnd, end_of
 
 HARDWARE = {"gpu": "H100", "adapters": "8 x InfiniBand 400 Gb/sec", "nccl_version": 22809, "n_nodes": 2}
 COMMAND = ["torchrun", "train.py"]
-WORKLOAD = workload_id(COMMAND, None)
+TRAINING = training_id(COMMAND, None)
 
 
 class Starts:
@@ -30,7 +32,7 @@ class Starts:
         self._n += 1
         job_id = f"job-{self._n}"
         with Store.open(self.path) as store:
-            store.record_start(job_id, "", str(news.pop("workload", WORKLOAD)), variables)
+            store.record_start(job_id, "", str(news.pop("training", TRAINING)), variables)
             facts = HARDWARE | dict(one.split("=") for one in variables.split())
             if n_steps:
                 hardware = {**facts, **news.pop("hardware", {})}  # type: ignore[dict-item]
@@ -47,15 +49,15 @@ def starts(tmp_path: Path) -> Starts:
 
 def outcomes(starts: Starts) -> list[Outcome]:
     with Store.open(starts.path, read_only=True) as store:
-        return [one.outcome for one in history(store, WORKLOAD).jobs]
+        return [one.outcome for one in history(store, TRAINING).jobs]
 
 
 def test_starts_are_told_with_their_variables_and_times(starts: Starts) -> None:
     starts.add()
     starts.add("NCCL_BUFFSIZE=8388608", step_us=9e4)
-    starts.add(workload="another training")
+    starts.add(training="another training")
     with Store.open(starts.path, read_only=True) as store:
-        found = history(store, WORKLOAD)
+        found = history(store, TRAINING)
     assert [one.change for one in found.jobs] == ["", "NCCL_BUFFSIZE=8388608"]
     assert [one.step_us for one in found.jobs] == pytest.approx([1e5, 9e4], rel=0.01)
     assert found.is_multi_node
@@ -68,7 +70,7 @@ def test_another_machine_begins_anew(starts: Starts) -> None:
     starts.add("NCCL_BUFFSIZE=8388608")
     last = starts.add(hardware={"gpu": "B200"})
     with Store.open(starts.path, read_only=True) as store:
-        assert history(store, WORKLOAD).job_ids == [last]
+        assert history(store, TRAINING).job_ids == [last]
 
 
 @pytest.mark.parametrize(
@@ -100,12 +102,11 @@ def test_the_newest_start_may_still_run(starts: Starts) -> None:
     assert propose(starts.path, COMMAND, None, None, {}).variables == "", "and nothing is tried meanwhile"
 
 
-def test_the_first_start_runs_as_ever_and_what_the_user_set_is_left_alone(starts: Starts, tmp_path: Path) -> None:
+def test_the_first_start_runs_as_ever_and_what_the_user_set_is_left_alone(starts: Starts) -> None:
     first = propose(starts.path, COMMAND, None, None, {})
-    assert (first.workload, first.variables) == (WORKLOAD, "")
+    assert (first.training, first.variables) == (TRAINING, "")
     starts.add()
-    own = tmp_path / "candidates"
-    own.write_text("NCCL_BUFFSIZE=8388608\nNCCL_NTHREADS=256\n")
+    own = [Candidate("NCCL_BUFFSIZE", "8388608"), Candidate("NCCL_NTHREADS", "256")]
     assert propose(starts.path, COMMAND, None, own, {}).variables == "NCCL_BUFFSIZE=8388608"
     assert propose(starts.path, COMMAND, None, own, {"NCCL_BUFFSIZE": "1"}).variables == "NCCL_NTHREADS=256"
     starts.add("NCCL_BUFFSIZE=8388608", n_steps=0, ended_at_s=None)
@@ -113,13 +114,20 @@ def test_the_first_start_runs_as_ever_and_what_the_user_set_is_left_alone(starts
     assert propose(starts.path, COMMAND, None, own, {}).variables == "NCCL_NTHREADS=256", "a failure is not repeated"
 
 
+def test_a_start_of_which_nothing_was_heard_is_silent(starts: Starts) -> None:
+    with Store.open(starts.path) as store:
+        store.record_start("job-x", "", TRAINING, "NCCL_NTHREADS=64")
+        store.flush()
+        assert [end_of(one, is_written=True) for one in store.jobs()] == [JobEnd.silent]
+
+
 def test_a_name_stands_for_all_of_its_commands() -> None:
-    assert workload_id(COMMAND, "llama") == workload_id(["bash", "run.sh"], "llama") != WORKLOAD
+    assert training_id(COMMAND, "llama") == training_id(["bash", "run.sh"], "llama") != TRAINING
 
 
 def test_what_was_found_is_shown_and_exported(starts: Starts, tmp_path: Path) -> None:
     store = ("--store", str(starts.path))
-    starts.add(workload="")
+    starts.add(training="")
     none = zerotune("explain", "--environment", *store)
     assert none.code == 2
     assert "--tune-environment" in none.err

@@ -68,12 +68,19 @@ def _ended_in_good_order() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _asked(words: list[str]) -> str | None:
+    """The command whose options are needed; None: those of all may be."""
+    if any(name.endswith("_COMPLETE") for name in os.environ):
+        return None
+    return next((word for word in words if not word.startswith("-")), "")
+
+
 def _run() -> None:
     try:
         from .app import command_line  # here: Ctrl-C while it is loaded ends no worse than later
 
         _refuse_empty(sys.argv[1:])
-        code = command_line()(prog_name="zerotune", standalone_mode=False)
+        code = command_line(_asked(sys.argv[1:]))(prog_name="zerotune", standalone_mode=False)
     except KeyboardInterrupt:
         code = 130
     except SystemExit as told:  # a daemon's, while it loads

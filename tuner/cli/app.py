@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 import textwrap
@@ -84,11 +85,45 @@ def _options(
 
 
 @cache
-def command_line() -> Any:
-    """All commands, as they are called."""
-    found = typer.main.get_command(app)
+def command_line(asked: str | None = None) -> Any:
+    """All commands, as they are called.
+
+    Args:
+        asked: the only one that must have its options, or "": none must, as when all are listed; None: all.
+    """
+    found = typer.main.get_command(app if asked is None else _with_options_of(asked))
     _name_values([found])
     return found
+
+
+def _with_options_of(asked: str) -> typer.Typer:
+    """The application; all commands but `asked` have a name and a description only: options take typer long."""
+    light = copy.copy(app)
+    light.registered_commands = [
+        one if _name(one) == asked else _described(one) for one in app.registered_commands
+    ]
+    light.registered_groups = [one if one.name == asked else _without_commands(one) for one in app.registered_groups]
+    return light
+
+
+def _name(command: Any) -> str:
+    return str(command.name or command.callback.__name__)
+
+
+def _described(command: Any) -> Any:
+    def nothing() -> None: ...
+
+    nothing.__doc__ = command.callback.__doc__
+    described = copy.copy(command)
+    described.name, described.callback = _name(command), nothing
+    return described
+
+
+def _without_commands(group: Any) -> Any:
+    described, inner = copy.copy(group), copy.copy(group.typer_instance)
+    inner.registered_commands = []
+    described.typer_instance = inner
+    return described
 
 
 def _name_values(commands: Iterable[Any]) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from . import nccl, service, software
+from . import left_over, nccl, network, peer_to_peer, service, software
 from .findings import Check, Finding, Machine, Status, warning
 
 TIME_LIMIT_S: Final = 30.0
@@ -21,6 +21,14 @@ CHECKS: Final[dict[str, Check]] = {
     "nccl": nccl.nccl,
     "other_plugins": nccl.other_plugins,
     "pins": nccl.pins,
+    "interfaces": left_over.interfaces,
+    "nccl_files": left_over.nccl_files,
+    "logging": left_over.logging,
+    "network": network.network,
+    "gpudirect": peer_to_peer.gpudirect,
+    "acs": peer_to_peer.acs,
+    "iommu": peer_to_peer.iommu,
+    "nearest_adapter": peer_to_peer.nearest_adapter,
     "runtime_folder": service.runtime_folder,
     "daemon": service.daemon,
     "store": service.store,
@@ -31,7 +39,7 @@ CHECKS: Final[dict[str, Check]] = {
 
 def examine(machine: Machine, *, limit_s: float = TIME_LIMIT_S) -> list[Finding]:
     """What every check found; one that fails or takes too long is a finding, too."""
-    found: dict[str, Finding] = {}
+    found: dict[str, Finding | None] = {}
 
     def run(code: str, check: Check) -> None:
         try:
@@ -48,7 +56,7 @@ def examine(machine: Machine, *, limit_s: float = TIME_LIMIT_S) -> list[Finding]
         thread.join(max(0.0, deadline_s - time.monotonic()))
     silent = "look at what it needs: a driver, a disk or a network that hangs"
     late = {code: Finding(code, Status.problem, f"no answer within {limit_s:g} s", silent) for code in CHECKS}
-    return [found.get(code, late[code]) for code in CHECKS]
+    return [one for code in CHECKS if (one := found.get(code, late[code])) is not None]
 
 
 def worst(findings: Sequence[Finding]) -> Status:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from ...agent.machine.nccl_variables import in_effect
 from ...store.errors import UserError
 
 
@@ -39,9 +40,21 @@ class Machine(msgspec.Struct, frozen=True):
     store_path: Path
     keys_dir: Path | None
     environment: Mapping[str, str]
+    root: Path = Path("/")
+    """Below it are /sys, /proc and /etc."""
+
+    def nccl_variables(self) -> dict[str, str]:
+        """All of NCCL's variables in effect, from the environment or a file of NCCL's."""
+        return in_effect(self.environment, self.root / "etc/nccl.conf")
+
+    def said(self, name: str) -> str:
+        """One of NCCL's variables as the user set it, and whether a file of NCCL's says it."""
+        where = "" if name in self.environment else " (in ~/.nccl.conf or /etc/nccl.conf)"
+        return f"{name}={self.nccl_variables()[name]}{where}"
 
 
-Check = Callable[[Machine], Finding]
+Check = Callable[[Machine], Finding | None]
+"""None: the machine has nothing that the check is about."""
 
 
 def ok(code: str, found: str) -> Finding:

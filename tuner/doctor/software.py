@@ -56,22 +56,27 @@ def compiler(machine: Machine) -> Finding:
 def gpu(machine: Machine) -> Finding:
     """The GPUs that NVML reports; a machine without any is fine."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
-            names = [_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-            driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        finally:
-            pynvml.nvmlShutdown()
+        names, driver = gpus_and_driver()
     except ImportError:
         return warning("gpu", "unknown: the Python package nvidia-ml-py is missing", "install nvidia-ml-py")
     except Exception as error:  # whatever this binding raises where there is no driver
         found = f"none ({error})" if str(error) else "none"
         return ok("gpu", f"{found}: train on the emulated NCCL with `zerotune launch --fabric NAME`")
-    counted = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    return ok("gpu", f"{counted or 'none'}, driver {driver}")
+    return ok("gpu", f"{names or 'none'}, driver {driver}")
+
+
+def gpus_and_driver() -> tuple[str, str]:
+    """The GPUs, such as `8 x NVIDIA H100`, and the driver's version. Raises whatever NVML raises without a driver."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
+        names = [_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)), driver
 
 
 def _text(value: str | bytes) -> str:

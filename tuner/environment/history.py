@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from ..same_machine import Facts, hardware_of
 from .trials import JobResult, Outcome
 
 if TYPE_CHECKING:
     from ...store.records import JobRecord
     from ...store.sqlite.database import Store
 
-Facts = Mapping[str, str | int | float | bool]
 FEW_STEPS: Final = 8
 """A job that vanished after fewer hung or died in its first steps, and of none that short the time is known."""
 EARLY_SHARE: Final = 0.5
@@ -31,7 +31,7 @@ ROBUST_STD: Final = 1.4826
 
 
 class History(NamedTuple):
-    """Of one workload on one machine, the oldest first."""
+    """Of one training on one machine, the oldest first."""
 
     jobs: list[JobResult]
     job_ids: list[str]
@@ -40,30 +40,24 @@ class History(NamedTuple):
     is_multi_node: bool
 
 
-def workload_id(command: Sequence[str], name: str | None) -> str:
+def training_id(command: Sequence[str], name: str | None) -> str:
     """What all starts of the same training have in common: the name that they were given, else the command itself."""
     words = ["name", name] if name else ["command", *command]
     return hashlib.sha256(json.dumps(words).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def history(store: Store, workload: str) -> History:
-    """What became of the starts of a workload on the machine on which a rank of it reported last."""
-    mine = [job for job in store.jobs() if workload and job.workload == workload]
+def history(store: Store, training: str) -> History:
+    """What became of the starts of a training on the machine on which a rank of it reported last."""
+    mine = [job for job in store.jobs() if training and job.training == training]
     fabrics = store.fabrics()
-    hardware = next((_hardware(fabrics.get(job.fabric_id, {})) for job in mine[::-1] if job.fabric_id), {})
-    mine = [job for job in mine if not job.fabric_id or _hardware(fabrics.get(job.fabric_id, {})) == hardware]
+    hardware = next((hardware_of(fabrics.get(job.fabric_id, {})) for job in mine[::-1] if job.fabric_id), {})
+    mine = [job for job in mine if not job.fabric_id or hardware_of(fabrics.get(job.fabric_id, {})) == hardware]
     last = next((job for job in mine[::-1] if job.fabric_id), None)
     n_usual = [len(store.steps(job.job_id)) for job in mine if not job.environment and job.fabric_id]
     early = EARLY_SHARE * median(n_usual) if n_usual else 0.0
     results = [_result(store, job, early, is_last=job is mine[-1]) for job in mine]
     is_multi_node = last is not None and _n_nodes(last, fabrics.get(last.fabric_id, {})) > 1
     return History(results, [job.job_id for job in mine], hardware, is_multi_node)
-
-
-def _hardware(facts: Facts) -> Facts:
-    """A machine without what the environment makes of it, nor what a single job does."""
-    left_out = ("fabric_id", "n_nodes", "n_ranks_per_node", "numerics")
-    return {name: value for name, value in facts.items() if not name.startswith("NCCL_") and name not in left_out}
 
 
 def _n_nodes(job: JobRecord, facts: Facts) -> int:

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 from ...agent.machine.nccl_variables import in_effect
 from ...store.sqlite.database import Store
-from .candidates import Candidate, candidates_for, read_candidates
-from .history import History, history, workload_id
+from .candidates import Candidate, candidates_for
+from .history import History, history, training_id
 from .trials import Outcome, kept, next_job
 
 
 class Proposal(NamedTuple):
     """For one start."""
 
-    workload: str
+    training: str
     variables: str
     """`NAME=VALUE` with spaces between; empty: the usual."""
     why: str
@@ -26,32 +26,30 @@ def propose(
     store_file: Path,
     command: Sequence[str],
     name: str | None,
-    candidates_file: Path | None,
+    own: Sequence[Candidate] | None,
     environment: Mapping[str, str],
 ) -> Proposal:
     """What this start runs with; the first one of a training with the usual.
 
     Args:
         name: the job's, which all its starts share; None: they share the command.
-        candidates_file: the user's own list, in the place of the curated one.
+        own: the user's list, in the place of the curated one.
         environment: of the launch; what it sets stays as it is.
 
     Raises:
-        UserError: the list of candidates is none.
         StoreError: the store cannot be read.
     """
-    own = None if candidates_file is None else read_candidates(candidates_file)
-    workload = workload_id(command, name)
+    training = training_id(command, name)
     if not store_file.exists():
-        return Proposal(workload, "", "the first start, with which others are compared")
+        return Proposal(training, "", "the first start, with which others are compared")
     with Store.open(store_file, read_only=True) as store:
-        known = history(store, workload)
+        known = history(store, training)
     taken = in_effect(environment)
     if known.jobs and known.jobs[-1].outcome is Outcome.unknown:
-        return Proposal(workload, kept(known.jobs), "how the last start ends, or ended, is not known")
+        return Proposal(training, kept(known.jobs), "how the last start ends, or ended, is not known")
     choice = next_job(known.jobs, candidates(known, taken, own))
     wanted = [one for one in choice.change.split() if one.partition("=")[0] not in taken]
-    return Proposal(workload, " ".join(wanted), choice.why)
+    return Proposal(training, " ".join(wanted), choice.why)
 
 
 def candidates(known: History, taken: Mapping[str, str], own: Sequence[Candidate] | None = None) -> list[Candidate]:

@@ -30,16 +30,16 @@ def known(store_file: Path, job: str | None) -> History:
     """
     with Store.open(store_file, read_only=True) as store:
         if job is not None:
-            workload = named_job(store, job).workload
+            training = named_job(store, job).training
         else:
-            workload = next((one.workload for one in store.jobs()[::-1] if one.workload), "")
-        if not workload:
+            training = next((one.training for one in store.jobs()[::-1] if one.training), "")
+        if not training:
             which = "no job" if job is None else f"job {job} is none that"
             raise UserError(
                 f"{which} was started with --tune-environment in {store_file}",
                 "start a training with `zerotune launch --tune-environment` a few times",
             )
-        return history(store, workload)
+        return history(store, training)
 
 
 def document(found: History) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Outcome(Enum):
 
 
 class JobResult(msgspec.Struct, frozen=True):
-    """One job of a workload on a machine."""
+    """One job of a training on a machine."""
 
     change: str
     """What was in force, apart by blanks; empty: the usual."""
@@ -104,7 +104,7 @@ def next_job(
     """What the next job runs under; the same for the same history and candidates.
 
     Args:
-        history: jobs of one workload on one machine, the oldest first.
+        history: jobs of one training on one machine, the oldest first.
         candidates: in the order in which they should be tried.
         loss_share: of the time of jobs, that trials may lose.
     """

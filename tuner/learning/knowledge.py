@@ -91,13 +91,18 @@ class Knowledge:
         self._cells = {(key.collective, *cell_of(one)) for key, known in self._by_key.items() for one in known}
         self._gains = _gains_by_key([*by_job] or [statistics])
         self.told: Mapping[DecisionKey, tuple[Candidate, float, float]] = {}
-        """By a book of the fleet."""
+        self.told_by = ""
 
-    def with_book(self, told: Mapping[DecisionKey, tuple[Candidate, float, float]]) -> Knowledge:
-        """The same, and below it what a book of the fleet says: by key a setting, its gain (log) and its doubt."""
+    def with_told(self, told: Mapping[DecisionKey, tuple[Candidate, float, float]], by: str) -> Knowledge:
+        """The same, and below it what others say (`by` whom): by key a setting, its gain (log) and its doubt."""
         both = copy.copy(self)
-        both.told = told
+        both.told, both.told_by = told, by
         return both
+
+    def winners(self) -> dict[DecisionKey, tuple[Candidate, float, float]]:
+        """What earlier jobs believe to gain most, as others are told of it."""
+        found = {key: self.promising(key) for key in self._gains}
+        return {key: (one.candidate, *one.predicted_gain) for key, one in found.items() if one is not None}
 
     @classmethod
     def from_store(
@@ -260,7 +265,7 @@ class Knowledge:
         return best
 
     def canary(self, key: DecisionKey) -> tuple[Candidate, float] | None:
-        """What the fleet's book says of a key, and its gain (log), where no earlier job of this node says anything."""
+        """What others say of a key, and its gain (log), where no earlier job of this fabric says anything."""
         told = self.told.get(key)
         if told is None or self.promising(key) is not None:
             return None

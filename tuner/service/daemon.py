@@ -25,6 +25,7 @@ from ...store.errors import WireError
 from ...store.job_options import JobOptions
 from ...store.sqlite.database import Retention, Store
 from ..modeling.learner import Learner, Loader
+from ..same_machine import same_machine
 from .daemon_status import DaemonStatus, version
 from .endpoint import BoundEndpoint, check_second
 from .flood_guard import FloodGuard
@@ -422,6 +423,10 @@ def _loader(pool_folder: Path | None, shelf: Shelf | None) -> Loader:
         import scipy.special  # noqa: F401 - takes 0.3 s, here on the learner's thread and not in the first decision
 
         known = Knowledge.from_store(store, fabric_id, pool)
-        return known if shelf is None else known.with_book(shelf.told(fabric_id))
+        if shelf is not None and (told := shelf.told(fabric_id)):
+            return known.with_told(told, "the fleet's book")
+        if (other := same_machine(store.fabrics(), fabric_id)) is not None:
+            return known.with_told(Knowledge.from_store(store, other).winners(), "this machine with other variables")
+        return known
 
     return load

@@ -132,7 +132,7 @@ class Service:
         if isinstance(message, Hello):
             return self._hello(sender, message)
         if isinstance(message, Start):
-            self._store.record_start(message.job_id, message.name, message.workload, message.environment)
+            self._store.record_start(message.job_id, message.name, message.training, message.environment)
             return [(sender, self._welcome)]
         if isinstance(message, Forwarded) and records is not None:
             return self._forwarded(sender, message, records)

@@ -66,7 +66,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "passages": _json("object", "array", "integer"),
         "lateness": _json("object", "array", "integer", "real"),
         "failure": _TEXT,
-        "workload": _TEXT,
+        "training": _TEXT,
         "environment": _TEXT,
         "checksum": _CHECKSUM,
     },

@@ -203,7 +203,7 @@ class Reading:
         newer += ", passages" if "passages" in columns else ", '{}'"
         newer += ", lateness" if "lateness" in columns else ", '{}'"
         newer += ", failure" if "failure" in columns else ", ''"
-        newer += ", workload, environment" if "environment" in columns else ", '', ''"
+        newer += ", training, environment" if "environment" in columns else ", '', ''"
         rows = self._reader().execute(
             f"SELECT job_id, coalesce(fabric_id, ''), n_ranks, stage, started_at_s, ended_at_s, {newer}"
             " FROM jobs LEFT JOIN fabrics ON fabrics.id = jobs.fabric ORDER BY jobs.id"

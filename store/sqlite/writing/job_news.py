@@ -20,7 +20,7 @@ class JobNews(TypedDict, total=False):
     """Whether one of its ranks fell silent."""
     failure: str | None
     """The rank whose script an exception ended, and which."""
-    workload: str | None
+    training: str | None
     """What all starts of the same training on the same hardware have in common."""
     environment: str | None
     """Variables that it was started with, for trial or for good, as `NAME=VALUE` with spaces between."""

@@ -64,14 +64,14 @@ class Recording:
 
         self._put(write, is_essential=True, room=1 + len(description) // ROW_BYTES)
 
-    def record_start(self, job_id: str, name: str, workload: str, environment: str) -> None:
+    def record_start(self, job_id: str, name: str, training: str, environment: str) -> None:
         """Queue that a job is about to start; `record_job` follows once a rank has greeted, if one ever does."""
         now_s = self._clock()
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute(
-                "UPDATE jobs SET name = ?, workload = ?, environment = ?, started_at_s = ? WHERE id = ?",
-                (name, workload, environment, now_s, _job_row(connection, job_id, None)),
+                "UPDATE jobs SET name = ?, training = ?, environment = ?, started_at_s = ? WHERE id = ?",
+                (name, training, environment, now_s, _job_row(connection, job_id, None)),
             )
 
         self._put(write, is_essential=True)

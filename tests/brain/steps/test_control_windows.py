@@ -114,6 +114,7 @@ def test_a_host_that_becomes_busy_is_no_loss(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_the_guard_withdraws_what_slows_steps_down_as_ever() -> None:
     n_slow = []
     for settings in (BrainSettings(), CONTROLLED):

@@ -229,7 +229,7 @@ def test_a_store_of_before_a_job_had_them_is_read_and_brought_up(path, column, s
     with Store.open(path) as store:
         store.record_job("j", "f", {}, 2)
     database = Database(path)
-    for dropped in {column} | ({"workload"} if column == "environment" else set()):
+    for dropped in {column} | ({"training"} if column == "environment" else set()):
         database.execute(f"ALTER TABLE jobs DROP COLUMN {dropped}")
     database["_sqlite_migrations"].delete_where("name = ?", [step])
     database.close()

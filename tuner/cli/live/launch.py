@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -287,16 +288,18 @@ def _with_environment(request: LaunchRequest, answer: StatusReply | None, own: P
     """With what this start of the training shall try, if rank 0 is on this node."""
     from msgspec import structs
 
+    from ....store.errors import ZerotuneError
+    from ...environment.candidates import read_candidates
     from ...environment.proposal import propose
 
-    if answer is None:
-        if own is not None:
-            from ...environment.candidates import read_candidates
-
-            read_candidates(own)
-        print("zerotune: --tune-environment is not used: no daemon answers that could remember it", file=sys.stderr)
+    listed = None if own is None else read_candidates(own)
+    try:
+        if answer is None:
+            raise UserError("no daemon answers that could remember it", "leave --no-daemon out")
+        found = propose(Path(answer.store_path), request.command, request.name, listed, request.environment)
+    except (ZerotuneError, sqlite3.Error, OSError) as error:  # no reason to keep anybody from training
+        print(f"zerotune: --tune-environment is not used: {error}", file=sys.stderr)
         return request
-    found = propose(Path(answer.store_path), request.command, request.name, own, request.environment)
     print(
         f"zerotune: the job runs with {found.variables or 'the usual environment'}: {found.why}"
         f" (`zerotune explain --environment`)",
@@ -305,7 +308,7 @@ def _with_environment(request: LaunchRequest, answer: StatusReply | None, own: P
     told = request.job_options
     if not told.compare_steps and not told.shadow:  # starts are compared by what NCCL's own choice takes
         told = structs.replace(told, compare_steps=COMPARED_STEPS)
-    return replace(request, job_options=told, workload=found.workload, proposed_environment=found.variables)
+    return replace(request, job_options=told, training=found.training, proposed_environment=found.variables)
 
 
 def _bounds(options: DaemonOptions | None) -> tuple[float, ...]:

@@ -174,7 +174,7 @@ class Options:
             candidate=candidate,
             predicted_gain=(case.log_now - float(case.posterior[0][at]), float(case.posterior[1][at])),
             once_us=float(np.broadcast_to(case.once_us, case.risk_us.shape)[at]),
-            reason=f"the fleet's book: {saved(gain)} faster on other nodes, tried first here",
+            reason=f"{self._tables.knowledge.told_by}: {saved(gain)} faster there, tried first here",
         )
 
     def _has_run(self, state: KeyState, candidate: Candidate) -> bool:

@@ -18,6 +18,8 @@ from .before_after import BeforeAfter, JobsRead, of_job, without_plan
 class JobEnd(enum.Enum):
     """How a job ended."""
 
+    silent = "silent"
+    """No rank has greeted a daemon: it loads still, or did not get that far."""
     running = "running"
     ended = "ended"
     failed = "failed"
@@ -30,7 +32,7 @@ class JobEnd(enum.Enum):
     """No daemon runs that would see its end: it may train on."""
 
 
-STILL_OPEN: Final = (JobEnd.running, JobEnd.unwatched)
+STILL_OPEN: Final = (JobEnd.silent, JobEnd.running, JobEnd.unwatched)
 """Ends that are none yet."""
 
 
@@ -110,6 +112,8 @@ def end_of(job: JobRecord, *, is_written: bool) -> JobEnd:
         return JobEnd.unseen if job.ended_at_s is None else JobEnd.lost
     if job.ended_at_s is not None:
         return JobEnd.ended
+    if job.training and not job.fabric_id:
+        return JobEnd.silent
     return JobEnd.running if is_written else JobEnd.unwatched
 
 

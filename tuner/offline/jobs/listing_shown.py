@@ -13,6 +13,7 @@ from ....store.job_names import titled
 from .listing import Gain, GainKind, JobEnd, JobLine
 
 STYLES = {
+    JobEnd.silent: "yellow",
     JobEnd.running: "green",
     JobEnd.ended: "none",
     JobEnd.failed: "red",
