@@ -13,7 +13,7 @@ PAGES = [
     *(DOCS / f"{name}.md" for name in ("index", "quickstart", "how-it-works", "worth-it", "frameworks")),
     *sorted((DOCS / "operate").glob("*.md")),
 ]
-MOST_PAGES, MOST_LINES, MOST_WORDS = 19, 1_680, 25
+MOST_PAGES, MOST_LINES, MOST_WORDS = 19, 1_675, 25
 PRIVATE = re.compile(
     r"\b(greets?|knocks?|thieves|canary|canaries|roll call|muster|where none|that which|is told|is said|are none)\b",
     re.IGNORECASE,

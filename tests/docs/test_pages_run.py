@@ -39,6 +39,7 @@ CANNOT_RUN = {
     r"(cp deploy/systemd/\S+|systemctl|systemd-analyze) ": "root, and systemd",
     r"zerotune sweep --ranks 8 ": "GPUs",
     r"zerotune launch -- torchrun --nnodes 4 ": "other nodes",
+    r"zerotune doctor --nodes ": "other nodes; tests/doctor gives it a launcher",
     r"zerotune launch -- torchrun \S+ \S+ -m torchtitan": "torchtitan, which tests/frameworks runs",
     r"zerotune daemon --all-users ": "root; tests/all_users starts it",
     r"zerotune advise .* --watch ": "a running job of that model; tests/advice/test_advise_running_job.py watches one",
