@@ -112,6 +112,10 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
             logger.log(level, "zerotune: %s; training runs at NCCL's own choice", error)
             other_plugins.give_back(os.environ)
         else:
+            if settings.plan_path is not None:
+                from ..store.plan_file import names_chunk_sizes
+
+                plugin.ask_chunk_sizes(names_chunk_sizes(settings.plan_path))
             # Not sooner: what a process that makes no group hands on to its children is as it was. By the plugin's
             # name: it is loaded already, and NCCL 2.27.3 takes no path.
             name, searches = plugin.path.name, settings.fabric is None

@@ -316,4 +316,5 @@ class Membership:
 def _fingerprint(plugin: Plugin) -> str:
     """What must be equal on all ranks."""
     ours = f"{plugin.layout_version()}/{plugin.tuner_abi()}"
-    return f"nccl={identity.nccl_version()} plugin={ours} next={plugin.next_tuner()}"
+    asked = " chunks" if plugin.asks_chunk_sizes() else ""
+    return f"nccl={identity.nccl_version()} plugin={ours} next={plugin.next_tuner()}{asked}"

@@ -4,8 +4,9 @@
       "phase": "forward_gather", "min_bytes": 1, "max_bytes": 1048576,
       "algorithm": "ring", "protocol": "ll128", "n_channels": 8, "reason": "..."}]}
 
-`algorithm` and `protocol` may be left out together (no opinion), `n_channels` 0 likewise. A row of phase "any", or of
-none, holds for all calls; one with a phase for calls whose phase follows from their communicator's history.
+`algorithm` and `protocol` may be left out together (no opinion), `n_channels` and `chunk_bytes` by themselves. A row of
+phase "any", or of none, holds for all calls; one with a phase for calls whose phase follows from their communicator's
+history.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     algorithm: str | None = None
     protocol: str | None = None
     n_channels: int = 0
+    chunk_bytes: int = 0
     reason: str = ""
 
 
@@ -90,6 +92,7 @@ def write_plan(path: Path, file: PlanFile) -> None:
             algorithm=None if row.candidate.algorithm is None else row.candidate.algorithm.name,
             protocol=None if row.candidate.protocol is None else row.candidate.protocol.name,
             n_channels=row.candidate.n_channels,
+            chunk_bytes=row.candidate.chunk_bytes,
             reason=row.reason,
         )
         for row in plan.rows
@@ -127,11 +130,19 @@ def read_plan(path: Path) -> PlanFile:
     return PlanFile(plan, file.fabric_id, file.job_id, file.emulated)
 
 
+def names_chunk_sizes(path: Path) -> bool:
+    """Whether the plan in `path` asks for any chunk size; False if it cannot be read."""
+    try:
+        return any(row.candidate.chunk_bytes for row in read_plan(path).plan.rows)
+    except PlanError:
+        return False
+
+
 def _plan_row(row: _Row, where: str) -> PlanRow:
     algorithm = None if row.algorithm is None else _member(Algorithm, row.algorithm, where)
     protocol = None if row.protocol is None else _member(Protocol, row.protocol, where)
     try:
-        candidate = Candidate(algorithm, protocol, row.n_channels)
+        candidate = Candidate(algorithm, protocol, row.n_channels, row.chunk_bytes)
         if candidate.lacks_protocol:
             raise ValueError(f"{candidate} cannot be asked for: name the protocol")
     except ValueError as error:

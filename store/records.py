@@ -154,28 +154,38 @@ class MissingEvidence(str, Enum):
     """A trace has collectives whose size or kind it does not tell."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
-    """One setting: algorithm, protocol, channel count. As parts may be unknown, only their names have an order.
+MIN_CHUNK_BYTES: Final = 4096
+MAX_CHUNK_BYTES: Final = 32 * 2**20
+"""ZT_MIN_CHUNK_KIB and ZT_MAX_CHUNK_KIB of zerotune_plugin.h; NCCL itself caps a chunk to its buffers."""
+
+
+class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One setting: algorithm, protocol, channel count, chunk size. As parts may be unknown, only names have an order.
 
     `algorithm` and `protocol` are both None (leave NCCL's choice alone) or both set. An algorithm alone ("tree/any") is
     what ran where nobody knows the protocol: it is recorded and compared as a whole, and never asked for.
-    `n_channels` 0 means no opinion.
+    `n_channels` 0 and `chunk_bytes` 0 mean no opinion. NCCL asks for chunk sizes from 2.30 on.
     """
 
     algorithm: Algorithm | None = None
     protocol: Protocol | None = None
     n_channels: int = 0
+    chunk_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.algorithm is None and self.protocol is not None:
             raise ValueError(f"protocol {self.protocol} without an algorithm: set both or neither")
         if not 0 <= self.n_channels <= 64:
             raise ValueError(f"n_channels {self.n_channels} is outside 0..64")
+        if self.chunk_bytes and not (
+            MIN_CHUNK_BYTES <= self.chunk_bytes <= MAX_CHUNK_BYTES and self.chunk_bytes % 1024 == 0
+        ):
+            raise ValueError(f"chunk_bytes {self.chunk_bytes} is neither 0 nor whole KiB from 4 KiB to 32 MiB")
 
     @property
     def is_baseline(self) -> bool:
         """True when nothing is asked of NCCL."""
-        return self.algorithm is None and self.n_channels == 0
+        return self.algorithm is None and self.n_channels == 0 and self.chunk_bytes == 0
 
     @property
     def lacks_protocol(self) -> bool:
@@ -191,6 +201,7 @@ class Candidate(msgspec.Struct, frozen=True):
         if self.is_baseline:
             return "baseline"
         channels = f"/{self.n_channels}ch" if self.n_channels else ""
+        channels += f"/{self.chunk_bytes // 1024}KiB" if self.chunk_bytes else ""
         if self.algorithm is None:
             return f"any{channels}"
         return f"{self.algorithm.name}/{'any' if self.protocol is None else self.protocol.name}{channels}"

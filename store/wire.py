@@ -65,6 +65,7 @@ FLAG_CAPTURED: Final = 8
 FLAG_FUSED: Final = 16
 FLAG_PASSED_BY: Final = 32
 FLAG_OFF_CYCLE: Final = 64
+FLAG_CHUNK: Final = 128
 
 COST_FIELDS: Final = [
     ("comm_id", "<u8"),

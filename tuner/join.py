@@ -16,6 +16,7 @@ from ..store.records import LEAST_US, Collective, TimingSource
 from ..store.sqlite.rows.measurements import MEASUREMENT, well_formed
 from ..store.wire import (
     FLAG_CAPTURED,
+    FLAG_CHUNK,
     FLAG_MATCHED,
     FLAG_OFF_CYCLE,
     FLAG_PASSED_BY,
@@ -227,7 +228,8 @@ class Joiner:
 def measurements_of(observed: NDArray[np.void]) -> NDArray[np.void]:
     """Joined observations (OBSERVATION, shape (n,)) as MEASUREMENT, shape (m,), m <= n.
 
-    Left out are those that the store would refuse and those of duration 0.
+    Left out are those that the store would refuse, those of duration 0, and those of a chunk size that a plan named: a
+    record does not say which.
     """
     made = np.zeros(len(observed), MEASUREMENT)
     for name in _SAME_FIELDS:
@@ -240,7 +242,7 @@ def measurements_of(observed: NDArray[np.void]) -> NDArray[np.void]:
     made["is_default"] = (observed["flags"] & FLAG_MATCHED == 0) & ~unasked
     # Nor did it where the communicator's history did not say which phase a call was in.
     made["epoch"][unasked | (observed["flags"] & FLAG_OFF_CYCLE != 0)] = UNKNOWN_EPOCH
-    good = well_formed(made) & (made["duration_us"] >= LEAST_US)
+    good = well_formed(made) & (made["duration_us"] >= LEAST_US) & (observed["flags"] & FLAG_CHUNK == 0)
     return made if good.all() else made[good]
 
 

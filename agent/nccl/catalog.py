@@ -28,6 +28,10 @@ _RING: Final = tuple((Algorithm.ring, protocol) for protocol in Protocol)
 _TREE: Final = tuple((Algorithm.tree, protocol) for protocol in Protocol)
 TUNABLE: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
 RING_ONLY: Final = (Collective.broadcast, Collective.reduce)
+TAKES_CHUNK_SIZE: Final = (Algorithm.tree, Algorithm.ring, Algorithm.pat)
+"""zt_takes_chunk_size of the plugin: other algorithms keep NCCL's own."""
+ASKS_CHUNK_SIZE_SINCE: Final = 6
+"""Version of the tuner interface by which NCCL asks for chunk sizes."""
 COMPUTING: Final = frozenset((Collective.reduce_scatter, Collective.all_reduce, Collective.reduce))
 """Another setting may add in another order, and so round otherwise; all others only carry bytes."""
 

@@ -77,9 +77,10 @@ class Fabric:
             for span in cell.spans
         }
         self._environment = file.environment
+        self.chunks = file.chunks
         self._adapters = file.adapters
-        # What the adapters are called, or a variable would do, has no part in what calls take without it.
-        left_out = ("adapters", "environment")
+        # What adapters are called, or a variable or a chunk size would do, has no part in what calls take without it.
+        left_out = ("adapters", "environment", "chunks")
         facts = {name: getattr(file, name) for name in file.__struct_fields__ if name not in left_out}
         content = msgspec.json.encode([facts, sorted(recorded.items()), *([node.topology] if node else [])])
         self._digest = hashlib.blake2b(content, digest_size=6).hexdigest()

@@ -8,8 +8,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from ...store.records import Candidate, CommunicatorClass
 from .cost_model import StatedCell
-from .truth import ChannelFactors, Channels, NotNegative, Positive, Span, TruthCell
+from .truth import ChannelFactors, Channels, NotNegative, Positive, ProtocolName, Span, TruthCell, channel_factor
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -133,6 +134,21 @@ class Variable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No communicator can be made with it."""
 
 
+class ChunkEffect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What chunk sizes that a plan names do to collectives here."""
+
+    protocol: ProtocolName
+    us_factors: tuple[tuple[Count, Positive], ...]
+    """(bytes of a chunk, how much longer calls take), rising in bytes; linear in between, constant outside."""
+    spans: tuple[Span, ...] = ("one_node", "many_nodes")
+
+    def us_factor(self, communicator: CommunicatorClass, setting: Candidate) -> float:
+        """How much longer calls of a setting take than with NCCL's own chunk size."""
+        span = "one_node" if communicator.n_nodes == 1 else "many_nodes"
+        is_met = setting.protocol is not None and setting.protocol.name == self.protocol and span in self.spans
+        return channel_factor(self.us_factors, setting.chunk_bytes) if is_met and setting.chunk_bytes else 1.0
+
+
 class FabricFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file."""
 
@@ -154,6 +170,8 @@ class FabricFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What Linux would tell of a node's network adapters, as `agent/machine/adapters.py` has it."""
     environment: tuple[Variable, ...] = ()
     """What the job's environment may change; all other variables change nothing."""
+    chunks: tuple[ChunkEffect, ...] = ()
+    """What chunk sizes change; NCCL's own are part of the truth."""
 
 
 def _uniform(*key: int) -> float:

@@ -24,7 +24,7 @@ from ...store.records import CommunicatorClass, Plan, PlanRow, TimingSource, pha
 from ...store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
 from .compiled import PLUGIN
 
-LAYOUT_VERSION: Final = 3
+LAYOUT_VERSION: Final = 4
 MAX_PLAN_ROWS: Final = 4096
 RING_RECORDS: Final = 65536
 COST_RING_RECORDS: Final = 512
@@ -55,7 +55,8 @@ PLAN_ROW_DTYPE: Final = np.dtype(
         ("algorithm", "u1"),
         ("protocol", "u1"),
         ("n_channels", "u1"),
-        ("reserved", "u1", (3,)),
+        ("reserved", "u1"),
+        ("chunk_kib", "<u2"),
     ]
 )
 
@@ -143,6 +144,8 @@ class Plugin:
             raise PluginError("numpy lays the plugin's records out otherwise than C")
         u32, u64, f32 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_float
         pointer, count, fault = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        self._ask_chunk_sizes = _bind(quick, "ask_chunk_sizes", None, u32)
+        self._asks_chunk_sizes = _bind(quick, "asks_chunk_sizes", u32)
         self._set_phase = _bind(quick, "set_phase", None, u32)
         self._set_step = _bind(quick, "set_step", u64, u32)
         self._set_memory_pressure = _bind(quick, "set_memory_pressure", None, f32)
@@ -211,6 +214,14 @@ class Plugin:
     def set_timing_source_override(self, source: TimingSource) -> None:
         """What kernel-channel times are reported as: `emulated` by a stand-in for NCCL, `none` = as they are."""
         self._set_timing_source_override(int(source))
+
+    def ask_chunk_sizes(self, on: bool) -> None:
+        """Whether NCCL is to ask for chunk sizes, from 2.30 on; on all ranks alike, before the first communicator."""
+        self._ask_chunk_sizes(1 if on else 0)
+
+    def asks_chunk_sizes(self) -> bool:
+        """Whether NCCL asks for chunk sizes, where it can, as the first communicator found it settled."""
+        return bool(self._asks_chunk_sizes())
 
     def channels_seen(self, communicator: CommunicatorClass) -> int:
         """Most channels a timed collective of this class ran with; 0 = none was timed."""
@@ -452,7 +463,7 @@ def _plan_rows(rows: Sequence[PlanRow]) -> NDArray[np.void]:
             ANY_PHASE if row.phase is None else row.phase,
             NO_OPINION if candidate.algorithm is None else candidate.algorithm,
             NO_OPINION if candidate.protocol is None else candidate.protocol,
-            *(candidate.n_channels, 0),
+            *(candidate.n_channels, 0, candidate.chunk_bytes >> 10),
         )
     return table
 

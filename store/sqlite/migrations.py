@@ -142,10 +142,28 @@ def m010_environment_of_jobs(db: sqlite3.Connection | Database) -> None:
     db.execute("ALTER TABLE jobs ADD COLUMN environment TEXT NOT NULL DEFAULT ''")
 
 
+@_step
+def m011_chunk_size_of_series(db: sqlite3.Connection | Database) -> None:
+    """The chunk size that a plan asked for is a part of what distinguishes measurements; 0: NCCL's own."""
+    columns = (
+        "fabric, n_ranks, n_nodes, message_bytes, collective, phase, algorithm, protocol, n_channels, is_default,"
+        " source, outcome, timing_source"
+    )
+    names = columns.split(", ")[1:]
+    numbers = ", ".join(f"{name} INTEGER NOT NULL" for name in names)
+    db.execute(
+        "CREATE TABLE series_of_chunks (id INTEGER PRIMARY KEY, fabric INTEGER NOT NULL REFERENCES fabrics(id),"
+        f" {numbers}, checksum INTEGER, chunk_bytes INTEGER NOT NULL DEFAULT 0, UNIQUE ({columns}, chunk_bytes))"
+    )
+    db.execute(f"INSERT INTO series_of_chunks (id, {columns}, checksum) SELECT id, {columns}, checksum FROM series")
+    db.execute("DROP TABLE series")
+    db.execute("ALTER TABLE series_of_chunks RENAME TO series")
+
+
 READABLE_WITHOUT: Final = {
     "m002_step_of_decisions", "m003_names_and_ends_of_jobs", "m004_what_passed_the_tuner_by", "m005_what_was_written",
     "m006_who_was_late", "m007_failures", "m008_steps_and_decisions_as_written",
-    "m009_all_but_models_as_written", "m010_environment_of_jobs",
+    "m009_all_but_models_as_written", "m010_environment_of_jobs", "m011_chunk_size_of_series",
 }  # fmt: skip
 """Steps that a store may lack while it is only read; whoever reads what they add must expect it to be missing."""
 

@@ -2,10 +2,13 @@
 
 import json
 import sys
+import zlib
 
+import msgspec
 import pytest
 
 from benchmarks.lib.free_port import free_port
+from zerotune.store.wire import FLAG_CHUNK, FLAG_MATCHED
 
 
 def launch(world, *words, fabric="ethernet_boxes", **environment):
@@ -129,3 +132,29 @@ def test_a_plan_file_that_applies_heeds_no_daemon(world):
     assert steps[0]["epoch"] == 0
     assert steps[-1]["epoch"] == 1
     assert world.status().jobs == ()
+
+
+def flags_of(trace):
+    """Those of all records in a trace."""
+    data, flags = trace.read_bytes(), b""
+    while data:
+        member = zlib.decompressobj(31)
+        content = msgspec.msgpack.decode(member.decompress(data))
+        flags += content["columns"]["flags"] if content["type"] == "records" else b""
+        data = member.unused_data
+    return flags
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("version", ["2.30.7", pytest.param("2.29.7", marks=pytest.mark.slow)])
+def test_a_plan_files_chunk_sizes_are_agreed_on_like_all_of_it(world, version):
+    plan, traces = world.folder / "plan.json", world.folder / "traces"
+    plan.write_text((PLAN % "ring").replace("}]}", ', "chunk_bytes": 65536}]}'))
+    world.environment["ZEROTUNE_NCCL_VERSION"] = version
+    returncode, output = world.finish(world.take_steps(250, launch=("--plan", plan, "--log-trace", traces)))
+    assert returncode == 0, output
+    found = [flags_of(path) for path in traces.glob("*.zttrace")]
+    assert len(found) == 2
+    for flags in found:
+        assert any(one & FLAG_MATCHED for one in flags)
+        assert any(one & FLAG_CHUNK for one in flags) == (version == "2.30.7")

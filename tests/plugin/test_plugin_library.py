@@ -196,6 +196,7 @@ def row(**changes) -> PlanRow:
     [
         ([row(candidate=Candidate(Algorithm.tree, Protocol.ll))], "tree/ll for all_gather"),
         ([row(candidate=Candidate(Algorithm.pat, Protocol.ll))], "pat/ll"),
+        ([row(candidate=Candidate(Algorithm.nvls, Protocol.simple, 0, 65536))], "nvls/simple/64KiB"),
         ([row(collective=Collective.send)], "for send"),
         ([row(), row(min_bytes=100, max_bytes=200)], r" 1\.\.100 .* 100\.\.200"),
         ([row(min_bytes=5, max_bytes=4)], "range 5..4"),

@@ -1,15 +1,20 @@
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zerotune.store.errors import PlanError
-from zerotune.store.plan_file import PlanFile, read_plan, write_plan
+from zerotune.store.plan_file import PlanFile, names_chunk_sizes, read_plan, write_plan
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
 candidates = st.builds(
-    Candidate, st.sampled_from(Algorithm), st.sampled_from(Protocol), st.integers(0, 64)
+    Candidate,
+    st.sampled_from(Algorithm),
+    st.sampled_from(Protocol),
+    st.integers(0, 64),
+    st.just(0) | st.integers(4, 2**15).map(lambda kib: kib << 10),
 ) | st.builds(Candidate, n_channels=st.integers(0, 64))
 rows = st.builds(
     PlanRow,
@@ -30,6 +35,19 @@ def test_round_trip(tmp_path_factory, plan):
     assert read_plan(path) == file
 
 
+def test_a_row_without_a_chunk_size_is_written_as_ever(tmp_path):
+    setting = Candidate(Algorithm.ring, Protocol.simple, 8)
+    for chunk_bytes in (0, 65536):
+        path = tmp_path / f"{chunk_bytes}.json"
+        candidate = msgspec.structs.replace(setting, chunk_bytes=chunk_bytes)
+        row = PlanRow(CommunicatorClass(2, 1), Collective.all_gather, Phase.other, 1, 9, candidate)
+        write_plan(path, PlanFile(Plan(1, (row,))))
+        (written,) = json.loads(path.read_text())["rows"]
+        assert written.get("chunk_bytes", 0) == chunk_bytes
+        assert ("chunk_bytes" in written) == names_chunk_sizes(path) == (chunk_bytes > 0)
+    assert not names_chunk_sizes(tmp_path / "absent.json")
+
+
 GOOD = {
     "n_ranks": 2, "n_nodes": 2, "collective": "all_gather", "phase": "other",
     "min_bytes": 1, "max_bytes": 9, "algorithm": "ring", "protocol": "ll",
@@ -42,6 +60,9 @@ GOOD = {
         ({"algorithm": "rings"}, "'rings'"),
         ({"protocol": None}, "protocol"),
         ({"n_channels": 65}, "65"),
+        ({"chunk_bytes": 4095}, "chunk_bytes 4095"),
+        ({"chunk_bytes": -4096}, "chunk_bytes -4096"),
+        ({"chunk_bytes": 2**25 + 1024}, "chunk_bytes 33555456"),
         ({"collective": "gather_all"}, "'gather_all'"),
         ({"colour": 1}, "colour"),
         ({"min_bytes": "1"}, "min_bytes"),

@@ -57,6 +57,8 @@ def test_candidates_say_what_they_are():
     assert str(Candidate(n_channels=4)) == "any/4ch"
     assert not Candidate(n_channels=4).is_baseline
     assert str(Candidate(Algorithm.ring, Protocol.ll128, 8)) == "ring/ll128/8ch"
+    assert str(Candidate(Algorithm.ring, Protocol.ll128, 8, 65536)) == "ring/ll128/8ch/64KiB"
+    assert not Candidate(chunk_bytes=65536).is_baseline
 
 
 rows = st.builds(

@@ -39,7 +39,11 @@ real = st.floats(-1e15, 1e15)
 facts = st.dictionaries(names, names | st.integers(-(2**63), 2**63 - 1) | st.booleans() | real, max_size=4)
 steps = st.builds(StepRecord, ordinals, ordinals, real, st.none() | real, st.none() | st.floats(0, 1))
 candidates = st.just(BASELINE) | st.builds(
-    Candidate, st.sampled_from(Algorithm), st.sampled_from(Protocol), st.integers(0, 64)
+    Candidate,
+    st.sampled_from(Algorithm),
+    st.sampled_from(Protocol),
+    st.integers(0, 64),
+    st.sampled_from((0, 4096, 2**25)),
 )
 rows = st.builds(
     PlanRow,

@@ -158,6 +158,20 @@ def test_channel_counts_that_come_to_the_same_are_one_point():
     assert len(large) == 1 + 2 * 5
 
 
+def test_chunk_sizes_are_tried_beside_its_own():
+    offered = {"all_gather": ((1, 2), (4, 2))}
+    points = make_grid([Collective.all_gather], [4096], CommunicatorClass(2, 1), 1, offered, (65536, 131072))
+    own = ["baseline", "ring/simple/1ch", "nvls/simple/1ch"]
+    assert [str(point.candidate) for point in points] == [
+        *own[:2], "ring/simple/1ch/64KiB", "ring/simple/1ch/128KiB", own[2]
+    ]  # fmt: skip
+    stored = np.zeros(2, MEASUREMENT)
+    stored["collective"], stored["message_bytes"], stored["duration_us"] = Collective.all_gather, 4096, 50.0
+    stored["algorithm"], stored["protocol"], stored["n_channels"], stored["source"] = 1, 2, 1, Source.sweep
+    assert restore(points, stored, 65536) == 2
+    assert [len(point.duration_us) for point in points] == [0, 0, 2, 0, 0]
+
+
 def test_restore_takes_samples_and_breakages():
     points = [GridPoint(PLACE, BASELINE), GridPoint(PLACE, Candidate(Algorithm.ring, Protocol.ll, 4))]
     stored = np.zeros(4, MEASUREMENT)

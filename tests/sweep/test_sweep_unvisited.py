@@ -27,7 +27,7 @@ class ScriptedGroup:
     n_visits = 10_000
     """Ctrl-C comes after so many."""
 
-    def __init__(self, n_ranks: int, name: str, collectives) -> None:
+    def __init__(self, n_ranks: int, name: str, collectives, **_asked: bool) -> None:
         self._fabric = fabric.load(name)
         self._communicator = self._fabric.communicator(range(n_ranks))
         self._topology = self._fabric.topology(self._communicator)

@@ -24,7 +24,7 @@ RING_WORKS: Final = 65536
 """As in launch.c: far more collectives than all ranks of a node launch between two drains."""
 WORK: Final = np.dtype(
     [("launch", "<u8"), ("communicator", "<u8"), ("stream", "<u8"), ("count", "<u8"), ("channel_mask", "<u8"),
-     ("function_id", "<u4"), ("device", "<u4"), ("number", "<u4"), ("reserved", "<u4")]
+     ("function_id", "<u4"), ("device", "<u4"), ("number", "<u4"), ("chunk_grains", "<u4")]
 )  # fmt: skip
 """One collective of one launch: `mock_work` in mock_cuda.h."""
 FORCE: Final = "ZEROTUNE_MOCK_CUDA"

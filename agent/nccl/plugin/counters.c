@@ -16,6 +16,7 @@ void zerotune_counters(zt_counters *out) {
 
 void zerotune_reset(void) {
   zt_shared_state_reset();
+  zerotune_ask_chunk_sizes(0);
   zerotune_set_observing(0);
   zerotune_set_capturing(0);
   zt_communicators_reset();

@@ -12,12 +12,14 @@
 
 #pragma GCC visibility push(default) /* the rest of the library is hidden */
 
-#define ZT_LAYOUT_VERSION 3u
+#define ZT_LAYOUT_VERSION 4u
 #define ZT_MAX_PLAN_ROWS 4096u
 #define ZT_RING_RECORDS 65536u /* power of two */
 #define ZT_COST_RING_RECORDS 512u
 #define ZT_NO_OPINION 255u /* algorithm or protocol of a row that leaves NCCL's cell alone */
 #define ZT_ANY_PHASE 255u  /* phase of a row that holds in all of them */
+#define ZT_MIN_CHUNK_KIB 4u /* above any protocol's grain, below which NCCL would round down to nothing */
+#define ZT_MAX_CHUNK_KIB 32768u
 #define ZT_MAX_STAGES 4u
 #define ZT_N_CHECKPOINTS 16u
 #define ZT_MIXED_EPOCHS (UINT64_C(1) << 32)
@@ -38,7 +40,8 @@ enum zt_record_flags {
   ZT_FLAG_CAPTURED = 8,   /* ran from a CUDA graph: its setting dates from the capture, not this epoch */
   ZT_FLAG_FUSED = 16,     /* a run of collectives that were decided on, and timed, together: the bytes are their sum */
   ZT_FLAG_PASSED_BY = 32, /* ran without a decision: no tuner was asked, or what ran is not in its table */
-  ZT_FLAG_OFF_CYCLE = 64  /* the plan tells phases apart, and the communicator's history did not say this call's */
+  ZT_FLAG_OFF_CYCLE = 64, /* the plan tells phases apart, and the communicator's history did not say this call's */
+  ZT_FLAG_CHUNK = 128     /* the row that applied named a chunk size, and NCCL asks for it */
 };
 
 /* How what the profiler saw came to run; all but the first passed the tuner by */
@@ -104,7 +107,8 @@ typedef struct {
   uint8_t algorithm; /* ZT_NO_OPINION together with protocol = leave the cells alone */
   uint8_t protocol;
   uint8_t n_channels; /* 0 = no opinion */
-  uint8_t reserved[3];
+  uint8_t reserved;
+  uint16_t chunk_kib; /* 0 = no opinion; for ring, tree, PAT, and rows that leave the cells alone */
 } zt_plan_row; /* 32 bytes */
 
 /* One call of a communicator's cycle: the calls of a step, as its lowest rank saw them. */
@@ -177,6 +181,10 @@ void zerotune_set_phase(uint32_t phase_or_region);
  * UINT64_MAX if it had no calls. */
 uint64_t zerotune_set_step(uint32_t step);
 void zerotune_set_memory_pressure(float pressure); /* 0..1, negative = unknown */
+/* Have NCCL ask for chunk sizes (2.30 and newer); without this, what rows say of them has no effect. All ranks alike, and
+ * before the first communicator: later it changes nothing. */
+void zerotune_ask_chunk_sizes(uint32_t on);
+uint32_t zerotune_asks_chunk_sizes(void); /* as settled by the first communicator */
 void zerotune_set_recording(uint32_t decisions_on); /* decision records into the ring */
 void zerotune_set_observing(uint32_t on);           /* profiler event mask on or off */
 /* While a graph is captured NCCL is asked for nothing: what it tells of a graph's kernels costs at each replay. From 2.31

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from ...records import Algorithm, Collective, Outcome, Phase, Protocol, Source, Stage, TimingSource
+from ...records import MAX_CHUNK_BYTES, Algorithm, Collective, Outcome, Phase, Protocol, Source, Stage, TimingSource
 from ..rows.measurements import UNKNOWN, candidate_of
 from ..rows.runnable import RUNNABLE_SQL
 
@@ -84,6 +84,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "source": _one_of(Source),
         "outcome": _one_of(Outcome),
         "timing_source": _one_of(TimingSource),
+        "chunk_bytes": f"{{0}} BETWEEN 0 AND {MAX_CHUNK_BYTES}",
         "checksum": _CHECKSUM,
     },
     # Not the series and the job that they belong to: a join finds none, and a million rows are a million comparisons.
@@ -147,6 +148,10 @@ _NAMED_BY: Final = {"models": ("name", "fabric_id")}
 _JOINED: Final = ("fabrics", "jobs", "series")
 """Small tables that a million rows refer to: damaged rows are looked for once per query, not once per row."""
 
+CHUNKED_SERIES: Final = "chunked_series"
+"""View of the series of which a plan named the chunk size; `series` shows all others, as to most readers a setting is
+algorithm, protocol and channels."""
+
 _CANNOT_RUN: Final = f"source = {int(Source.imported)} AND NOT {RUNNABLE_SQL}"
 """Condition on series: what older versions of `zerotune store import` let in. What ran here did run."""
 
@@ -160,6 +165,10 @@ def show_sound_rows(connection: sqlite3.Connection) -> None:
         condition = _condition(connection, table, _NAMED_BY.get(table, tuple(CELLS[table])))
         if table == "series":
             condition = f"{condition} AND NOT ({_CANNOT_RUN})"
+            if "chunk_bytes" in columns_of(connection, table):
+                chunked = f"SELECT * FROM main.series WHERE {condition} AND chunk_bytes > 0"
+                connection.execute(f"CREATE TEMP VIEW {CHUNKED_SERIES} AS {chunked}")
+                condition += " AND chunk_bytes = 0"
         if table in _JOINED:
             condition = f"id NOT IN (SELECT id FROM main.{table} WHERE NOT ifnull({condition}, 0))"
         is_sound = f", ifnull({_condition(connection, table, tuple(CELLS[table]))}, 0) AS is_sound"

@@ -16,6 +16,7 @@ from ...lateness import Lateness
 from ...passages import Passages
 from ...records import Decision, JobRecord, ModelRecord, Outcome, Source, Stage, StepRecord
 from ...wire import Facts
+from ..damage.sound_rows import CHUNKED_SERIES
 from ..opening import reader
 from ..rows import measurements as _measurements
 from ..rows.decisions import DECISION_COLUMNS, decision_of
@@ -42,6 +43,7 @@ class Reading:
         source: Source | None = None,
         since_s: float | None = None,
         limit: int | None = None,
+        chunk_bytes: int = 0,
     ) -> NDArray[np.void]:
         """Measurements that match all that is given.
 
@@ -51,6 +53,7 @@ class Reading:
             source: live, sweep or imported; None: any.
             since_s: those recorded at this Unix time or later; None: of any age.
             limit: the newest so many; None: all.
+            chunk_bytes: those with this chunk size asked for; 0: those with none, all that other methods know.
 
         Returns:
             MEASUREMENT, shape (n,), oldest first.
@@ -60,9 +63,10 @@ class Reading:
             "m.job = (SELECT id FROM jobs WHERE job_id = ?)": job_id,
             "s.source = ?": source,
             "m.measured_at_s >= ?": since_s,
+            "s.chunk_bytes = ?": chunk_bytes or None,
         }
-        names = _measurements.MEASUREMENT.names or ()
-        return _measurements.select(self._reader(), *_where(conditions), limit, names)
+        names, series = _measurements.MEASUREMENT.names or (), CHUNKED_SERIES if chunk_bytes else "series"
+        return _measurements.select(self._reader(), *_where(conditions), limit, names, series)
 
     def stored(
         self,

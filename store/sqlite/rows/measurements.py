@@ -75,17 +75,20 @@ class SeriesIds:
     """Row ids of the series met so far; belongs to the writer thread."""
 
     def __init__(self) -> None:
-        self._ids: dict[tuple[int, bytes], int] = {}
+        self._ids: dict[tuple[int, int, bytes], int] = {}
 
     def forget(self) -> None:
         """After a rollback: ids handed out since may not exist."""
         self._ids.clear()
 
-    def of_block(self, connection: sqlite3.Connection, fabric: int, block: NDArray[np.void]) -> NDArray[np.int64]:
+    def of_block(
+        self, connection: sqlite3.Connection, fabric: int, block: NDArray[np.void], chunk_bytes: int = 0
+    ) -> NDArray[np.int64]:
         """Ids of the series that measurements belong to; unknown series are inserted.
 
         Args:
             block: MEASUREMENT, shape (n,).
+            chunk_bytes: the chunk size that was asked for; 0: none was.
 
         Returns:
             Series id of each row of `block`, shape (n,).
@@ -94,19 +97,19 @@ class SeriesIds:
         for name in _SETTING_OF:
             keys[name] = block[name]
         raw, inverse = np.unique(keys.view(f"V{_SERIES.itemsize}"), return_inverse=True)
-        ids = [self._id(connection, fabric, key.tobytes()) for key in raw]
+        ids = [self._id(connection, fabric, chunk_bytes, key.tobytes()) for key in raw]
         return np.asarray(ids, np.int64)[inverse]
 
-    def _id(self, connection: sqlite3.Connection, fabric: int, key: bytes) -> int:
-        known = self._ids.get((fabric, key))
+    def _id(self, connection: sqlite3.Connection, fabric: int, chunk_bytes: int, key: bytes) -> int:
+        known = self._ids.get((fabric, chunk_bytes, key))
         if known is not None:
             return known
-        values = (fabric, *np.frombuffer(key, _SERIES)[0].item())
-        marks = ",".join("?" * len(values))
-        connection.execute(f"INSERT OR IGNORE INTO series ({','.join(SERIES_COLUMNS)}) VALUES ({marks})", values)
-        where = " AND ".join(f"{column} = ?" for column in SERIES_COLUMNS)
+        values = (fabric, *np.frombuffer(key, _SERIES)[0].item(), chunk_bytes)
+        columns, marks = (*SERIES_COLUMNS, "chunk_bytes"), ",".join("?" * len(values))
+        connection.execute(f"INSERT OR IGNORE INTO series ({','.join(columns)}) VALUES ({marks})", values)
+        where = " AND ".join(f"{column} = ?" for column in columns)
         (found,) = connection.execute(f"SELECT id FROM series WHERE {where}", values).fetchone()
-        self._ids[fabric, key] = found
+        self._ids[fabric, chunk_bytes, key] = found
         return int(found)
 
 
@@ -149,6 +152,7 @@ def select(
     parameters: tuple[Any, ...],
     limit: int | None,
     names: Sequence[str] = STORED.names or (),
+    series: str = "series",
 ) -> NDArray[np.void]:
     """Measurements that meet a condition.
 
@@ -156,6 +160,7 @@ def select(
         where: SQL over `m` (measurements) and `s` (series), with a `?` for each parameter.
         limit: the newest so many; None: all.
         names: the fields that are wanted; few are faster.
+        series: table or view of the series that count.
 
     Returns:
         STORED with these fields, shape (n,), oldest first.
@@ -165,7 +170,7 @@ def select(
     if "memory_pressure" in columns:
         columns["memory_pressure"] = "ifnull(m.memory_pressure, 9e999)"  # numpy takes no NULL
     rows = connection.execute(
-        f"SELECT {', '.join(columns.values())} FROM measurements m JOIN series s ON s.id = m.series"
+        f"SELECT {', '.join(columns.values())} FROM measurements m JOIN {series} s ON s.id = m.series"
         f" WHERE {where} ORDER BY m.id DESC LIMIT ?",
         (*parameters, -1 if limit is None else limit),
     )

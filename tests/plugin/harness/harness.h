@@ -60,6 +60,8 @@ typedef struct {
   __typeof__(&zerotune_waits) waits;
   __typeof__(&zerotune_tuner_abi) tuner_abi;
   __typeof__(&zerotune_plan_load) load;
+  __typeof__(&zerotune_plan_row_is_legal) row_is_legal;
+  __typeof__(&zerotune_ask_chunk_sizes) ask_chunk_sizes;
   __typeof__(&zerotune_plan_flip) flip;
   __typeof__(&zerotune_active_epoch) active_epoch;
   __typeof__(&zerotune_drain) drain;
@@ -73,6 +75,7 @@ typedef struct {
 } plugin;
 
 extern plugin the;
+extern bool chunks_are_asked; /* ours was told to have NCCL ask */
 extern const char *others; /* folder of other plugins */
 extern const char *opened; /* path of ours */
 

@@ -126,8 +126,8 @@ static void events_of_any_number(void) {
 
 void test_impossible_numbers(void) {
   static const zt_plan_row rows[] = {
-      {2048, 2048, 16, 2, NCCL_ALL_GATHER, 0, NCCL_PAT, NCCL_SIMPLE, 4, {0}},
-      {4096, SIZE_MAX, 16, 2, NCCL_ALL_GATHER, 0, ZT_NO_OPINION, ZT_NO_OPINION, 64, {0}},
+      {2048, 2048, 16, 2, NCCL_ALL_GATHER, 0, NCCL_PAT, NCCL_SIMPLE, 4, 0, 64},
+      {4096, SIZE_MAX, 16, 2, NCCL_ALL_GATHER, 0, ZT_NO_OPINION, ZT_NO_OPINION, 64, 0, 32768},
   };
   for (int version = 2; version <= 7; version++) {
     the.reset();

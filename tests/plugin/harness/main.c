@@ -4,6 +4,7 @@
 
 plugin the;
 _Thread_local double last_constant;
+bool chunks_are_asked;
 const char *others;
 static void *library;
 
@@ -56,6 +57,8 @@ static void open_plugin(const char *path) {
   BIND(waits, waits);
   BIND(tuner_abi, tuner_abi);
   BIND(load, plan_load);
+  BIND(row_is_legal, plan_row_is_legal);
+  BIND(ask_chunk_sizes, ask_chunk_sizes);
   BIND(flip, plan_flip);
   BIND(active_epoch, active_epoch);
   BIND(drain, drain);
@@ -105,7 +108,8 @@ tuned tuner_init(int version, uint64_t comm_id, size_t n_ranks, size_t n_nodes) 
                                 (nccl_tuner_constants *)(void *)&constants_v7);
   }
   const bool is_alone = the.next_tuner()[0] == '\0';
-  CHECK(!is_alone || (the.tuner_v6->get_chunk_size == NULL && the.tuner_v7->get_chunk_size == NULL));
+  CHECK(!is_alone || (the.tuner_v6->get_chunk_size != NULL) == chunks_are_asked);
+  CHECK(the.tuner_v6->get_chunk_size == the.tuner_v7->get_chunk_size);
   CHECK(!is_alone || memcmp(&constants_v7, &before, sizeof before) == 0);
   CHECK(!is_alone || memcmp(&constants, &before, offsetof(nccl_tuner_constants, per_channel_nvls_tree_gbs)) == 0);
   last_constant = version == 7 ? constants_v7.per_channel_nvls_tree_gbs[3][2] : constants.per_channel_nvls_tree_gbs[3][2];

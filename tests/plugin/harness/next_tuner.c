@@ -248,6 +248,28 @@ static void chunks_are_its_own(int version) {
   tuner_finalize(tuner);
 }
 
+static void chunks_of_a_plan_come_before_its_own(int version) {
+  const nccl_tuner_v6 *ours = version == 6 ? the.tuner_v6 : the.tuner_v7;
+  for (int has_chunks = 0; has_chunks < 2; has_chunks++) {
+    name_version(has_chunks ? version : 5);
+    the.ask_chunk_sizes(1);
+    tuned tuner = tuner_init(version, 1, 16, 2);
+    CHECK(ours->get_chunk_size != NULL);
+    *other.chunk_bytes = 8192;
+    zt_plan_row row = gather_row;
+    row.chunk_kib = 64;
+    adopt(&row, 1, 1, 0);
+    const size_t theirs = has_chunks ? 8192 : 4096, sizes[][2] = {{2048, 65536}, {1 << 20, theirs}};
+    for (size_t i = 0; i < 2; i++) {
+      (void)asked_of(tuner, NCCL_ALL_GATHER, sizes[i][0]);
+      size_t chunk_bytes = 4096;
+      CHECK_EQUAL(ours->get_chunk_size(tuner.context, NCCL_ALL_GATHER, 512, NCCL_PAT, NCCL_SIMPLE, 1, &chunk_bytes), 0);
+      CHECK_EQUAL(chunk_bytes, sizes[i][1]);
+    }
+    tuner_finalize(tuner);
+  }
+}
+
 /* 2.31 and newer ask for estimates, too: the other is asked as it would be. */
 static void estimates_are_its_affair(void) {
   name_version(6);
@@ -318,5 +340,7 @@ void test_next_tuner(void) {
   costs_are_reported_as_they_stand();
   chunks_are_its_own(6);
   chunks_are_its_own(7);
+  chunks_of_a_plan_come_before_its_own(6);
+  chunks_of_a_plan_come_before_its_own(7);
   estimates_are_its_affair();
 }

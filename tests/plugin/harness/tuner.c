@@ -293,6 +293,160 @@ static void flips_only_what_is_loaded(void) {
   CHECK_EQUAL(the.active_epoch(), 5);
 }
 
+/* ---- chunk sizes ---- */
+
+#define OWN_CHUNK 131072u /* NCCL's */
+
+/* What NCCL takes for a share of what it was just told to run. */
+static size_t chunk_of(tuned tuner, int collective, int algorithm, int protocol, size_t share_bytes) {
+  size_t chunk_bytes = OWN_CHUNK;
+  const nccl_tuner_v6 *ours = tuner.version == 6 ? the.tuner_v6 : the.tuner_v7;
+  if (tuner.version < 6 || ours->get_chunk_size == NULL) return chunk_bytes;
+  CHECK_EQUAL(ours->get_chunk_size(tuner.context, collective, share_bytes, algorithm, protocol, 1, &chunk_bytes), 0);
+  return chunk_bytes;
+}
+
+static void decide_on(tuned tuner, int collective, size_t n_bytes) {
+  question asked = ordinary_question(collective, n_bytes);
+  tuner_ask(tuner, &asked);
+}
+
+static void ask_chunk_sizes(bool on) {
+  chunks_are_asked = on;
+  the.ask_chunk_sizes(on);
+}
+
+static zt_plan_row chunked(uint64_t min_bytes, uint64_t max_bytes, uint16_t chunk_kib) {
+  zt_plan_row row = any_gather;
+  row.min_bytes = min_bytes;
+  row.max_bytes = max_bytes;
+  row.chunk_kib = chunk_kib;
+  return row;
+}
+
+static void chunk_sizes_are_those_of_the_row(int version) {
+  ask_chunk_sizes(true);
+  tuned tuner = tuner_init(version, 1, 16, 2);
+  const zt_plan_row rows[] = {chunked(1024, 2047, 64), chunked(2048, 4095, 32768), chunked(4096, 8191, 0)};
+  decide_on(tuner, NCCL_ALL_GATHER, 1500);
+  CHECK_EQUAL(chunk_of(tuner, NCCL_ALL_GATHER, NCCL_RING, NCCL_SIMPLE, 700), OWN_CHUNK); /* no plan */
+  adopt(rows, 3, 1, 0);
+  the.set_recording(1);
+  decide_on(tuner, NCCL_ALL_GATHER, 1500);
+  const bool is_asked = version >= 6;
+  zt_record record;
+  CHECK_EQUAL(drained(&record, 1), 1);
+  CHECK_EQUAL(record.flags, ZT_FLAG_MATCHED | (is_asked ? ZT_FLAG_CHUNK : 0));
+  for (size_t share_bytes = 100; share_bytes <= 500; share_bytes += 200)
+    CHECK_EQUAL(chunk_of(tuner, NCCL_ALL_GATHER, NCCL_RING, NCCL_LL, share_bytes), is_asked ? 65536 : OWN_CHUNK);
+  CHECK_EQUAL(chunk_of(tuner, NCCL_ALL_GATHER, NCCL_RING, NCCL_SIMPLE, 100), OWN_CHUNK); /* not what was told */
+  CHECK_EQUAL(chunk_of(tuner, NCCL_REDUCE_SCATTER, NCCL_RING, NCCL_LL, 100), OWN_CHUNK);
+  decide_on(tuner, NCCL_ALL_GATHER, 2048);
+  CHECK_EQUAL(chunk_of(tuner, NCCL_ALL_GATHER, NCCL_RING, NCCL_LL, 100), is_asked ? 32u << 20 : OWN_CHUNK);
+  decide_on(tuner, NCCL_ALL_GATHER, 4096);
+  CHECK_EQUAL(chunk_of(tuner, NCCL_ALL_GATHER, NCCL_RING, NCCL_LL, 100), OWN_CHUNK); /* a row without opinion */
+  CHECK_EQUAL(drained(&record, 1), 1);
+  CHECK_EQUAL(drained(&record, 1), 1);
+  CHECK_EQUAL(record.flags, ZT_FLAG_MATCHED);
+  const int odd[][3] = {{-1, 1, 0}, {5, 1, 0}, {2, -1, 0}, {2, 7, 0}, {2, 1, -1}, {2, 1, 3}, {14, 99, 99}};
+  for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++)
+    CHECK_EQUAL(chunk_of(tuner, odd[i][0], odd[i][1], odd[i][2], 100), OWN_CHUNK);
+  tuner_finalize(tuner);
+}
+
+/* NCCL decides on all of a group, then asks: two rows of one cell cannot be told apart. */
+static void chunk_sizes_in_groups(int version) {
+  ask_chunk_sizes(true);
+  tuned tuner = tuner_init(version, 1, 16, 2), other = tuner_init(version, 2, 16, 2);
+  zt_plan_row rows[] = {chunked(1024, 2047, 64), chunked(2048, 4095, 128), chunked(4096, 8191, 64), any_gather};
+  rows[3].collective = NCCL_REDUCE_SCATTER;
+  rows[3].chunk_kib = 16;
+  adopt(rows, 4, 1, 0);
+  decide_on(tuner, NCCL_ALL_GATHER, 1024);
+  decide_on(tuner, NCCL_REDUCE_SCATTER, 1024);
+  decide_on(tuner, NCCL_ALL_GATHER, 5000); /* of the same size */
+  decide_on(other, NCCL_ALL_GATHER, 2048);
+  CHECK_EQUAL(chunk_of(tuner, NCCL_ALL_GATHER, NCCL_RING, NCCL_LL, 100), 65536);
+  CHECK_EQUAL(chunk_of(tuner, NCCL_REDUCE_SCATTER, NCCL_RING, NCCL_LL, 100), 16384);
+  CHECK_EQUAL(chunk_of(other, NCCL_ALL_GATHER, NCCL_RING, NCCL_LL, 100), 131072);
+  decide_on(tuner, NCCL_ALL_GATHER, 1024);
+  decide_on(tuner, NCCL_ALL_GATHER, 2048);
+  decide_on(tuner, NCCL_ALL_GATHER, 1024);
+  CHECK_EQUAL(chunk_of(tuner, NCCL_ALL_GATHER, NCCL_RING, NCCL_LL, 100), OWN_CHUNK);
+  CHECK_EQUAL(chunk_of(tuner, NCCL_REDUCE_SCATTER, NCCL_RING, NCCL_LL, 100), OWN_CHUNK); /* of the group before */
+  decide_on(tuner, NCCL_ALL_GATHER, 1024);
+  CHECK_EQUAL(chunk_of(tuner, NCCL_ALL_GATHER, NCCL_RING, NCCL_LL, 100), 65536);
+  tuner_finalize(other);
+  tuner_finalize(tuner);
+}
+
+static void chunk_sizes_alone(int version) {
+  ask_chunk_sizes(true);
+  tuned tuner = tuner_init(version, 1, 16, 2);
+  zt_plan_row row = chunked(1024, 4095, 64);
+  row.algorithm = row.protocol = ZT_NO_OPINION;
+  row.n_channels = 0;
+  adopt(&row, 1, 1, 0);
+  const uint64_t n_matched = counted().n_matched;
+  check_untouched(tuner, ordinary_question(NCCL_ALL_GATHER, 2048));
+  CHECK_EQUAL(counted().n_matched, n_matched + 1);
+  CHECK_EQUAL(chunk_of(tuner, NCCL_ALL_GATHER, NCCL_RING, NCCL_SIMPLE, 100), 65536);
+  question asked = ordinary_question(NCCL_ALL_GATHER, 2048); /* in-network algorithms keep NCCL's own */
+  asked.cost[NCCL_NVLS][NCCL_SIMPLE] = 1.0f;
+  check_untouched(tuner, asked);
+  CHECK_EQUAL(chunk_of(tuner, NCCL_ALL_GATHER, NCCL_NVLS, NCCL_SIMPLE, 100), OWN_CHUNK);
+  asked = ordinary_question(NCCL_ALL_GATHER, 2048); /* an estimate decides on nothing */
+  tuner_ask(tuner, &asked);
+  asked.is_estimate = 1;
+  asked.n_bytes = 5000;
+  tuner_ask(tuner, &asked);
+  CHECK_EQUAL(chunk_of(tuner, NCCL_ALL_GATHER, NCCL_RING, NCCL_SIMPLE, 100), 65536);
+  tuner_finalize(tuner);
+}
+
+static void chunk_sizes_only_if_asked(int version) {
+  tuned tuner = tuner_init(version, 1, 16, 2);
+  the.ask_chunk_sizes(1); /* too late: other ranks' first communicator may not know of it */
+  tuned later = tuner_init(version, 2, 16, 2);
+  zt_plan_row row = chunked(1024, 4095, 64);
+  adopt(&row, 1, 1, 0);
+  the.set_recording(1);
+  check_setting(later, ordinary_question(NCCL_ALL_GATHER, 2048), NCCL_RING, NCCL_LL, 4);
+  zt_record record;
+  CHECK_EQUAL(drained(&record, 1), 1);
+  CHECK_EQUAL(record.flags, ZT_FLAG_MATCHED);
+  row.algorithm = row.protocol = ZT_NO_OPINION;
+  row.n_channels = 0;
+  adopt(&row, 1, 2, 0);
+  check_untouched(tuner, ordinary_question(NCCL_ALL_GATHER, 2048));
+  CHECK_EQUAL(drained(&record, 1), 1);
+  CHECK_EQUAL(record.flags, 0); /* NCCL's own choice */
+  tuner_finalize(later);
+  tuner_finalize(tuner);
+}
+
+static void chunk_sizes_that_nccl_cannot_carry_out(void) {
+  const struct {
+    uint8_t algorithm, protocol;
+    uint16_t chunk_kib;
+    int is_legal;
+  } cases[] = {{NCCL_RING, NCCL_LL, 4, 1},
+               {NCCL_RING, NCCL_LL128, 3, 0},
+               {NCCL_RING, NCCL_SIMPLE, 32768, 1},
+               {NCCL_RING, NCCL_SIMPLE, 32769, 0},
+               {NCCL_PAT, NCCL_SIMPLE, 64, 1},
+               {NCCL_NVLS, NCCL_SIMPLE, 64, 0},
+               {NCCL_NVLS, NCCL_SIMPLE, 0, 1},
+               {NCCL_COLLNET_DIRECT, NCCL_SIMPLE, 64, 0},
+               {ZT_NO_OPINION, ZT_NO_OPINION, 64, 1}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    zt_plan_row row = chunked(1024, 4095, cases[i].chunk_kib);
+    row.algorithm = cases[i].algorithm;
+    row.protocol = cases[i].protocol;
+    CHECK_EQUAL(the.row_is_legal(&row), cases[i].is_legal);
+  }
+}
+
 void test_tuner(void) {
   for (int version = 2; version <= 7; version++) {
     static void (*const each[])(int) = {matches_by_key_only, never_revives_ignored_cells,
@@ -317,4 +471,15 @@ void test_tuner(void) {
   phases_follow_what_was_told();
   the.reset();
   flips_only_what_is_loaded();
+  for (int version = 3; version <= 7; version++) {
+    the.reset();
+    chunk_sizes_only_if_asked(version);
+    static void (*const each[])(int) = {chunk_sizes_are_those_of_the_row, chunk_sizes_in_groups, chunk_sizes_alone};
+    for (size_t i = 0; i < (version < 6 ? 1 : sizeof each / sizeof each[0]); i++) {
+      the.reset();
+      each[i](version);
+      chunks_are_asked = false;
+    }
+  }
+  chunk_sizes_that_nccl_cannot_carry_out();
 }

@@ -36,4 +36,6 @@ def test_its_answer_runs_until_a_plan_applies(release, abi, tmp_path):
     assert found["plan"] == [TREE, LL, 4]
     assert found["error"] == found["nothing"]  # NCCL's own
     assert (found["name"], found["n_communicators"]) == ("other", 2)
-    assert found["n_faults"] == 2 if version < (2, 31) else found["n_faults"] > 2  # estimates are asked for, too
+    # From 2.31 on estimates are asked for, too; of a v6 tuner chunk sizes, which are empty here.
+    is_asked_more = version >= (2, 31) or (version >= (2, 30) and abi == "newest")
+    assert found["n_faults"] > 2 if is_asked_more else found["n_faults"] == 2

@@ -24,6 +24,7 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.store.sqlite.database import ModelRecord, Retention, Store
+from zerotune.store.sqlite.soundness import check
 from zerotune.tuner.modeling.statistics import statistics
 
 FABRIC = {"gpu": "H100", "n_gpus": 8, "emulated": "one_node", "nvlink": True, "bus_gbs": 1.5}
@@ -43,6 +44,20 @@ def test_measurements_come_back_as_they_went_in(store, block):
     assert len(store.measurements(source=Source.sweep)) == 3
     np.testing.assert_array_equal(store.measurements("fabric-b", limit=10), second[-10:])
     assert store.n_written == 2503
+
+
+def test_chunk_sizes_are_series_of_their_own(path, block):
+    rows = block(2)
+    with Store.open(path) as store:
+        for chunk_bytes in (0, 65536, 131072, 65536):
+            store.record_measurements("f", "j", rows, chunk_bytes=chunk_bytes)
+        store.flush()
+        assert len(store.measurements()) == len(store.stored("f")) == 2
+        n_measured = [len(store.measurements("f", chunk_bytes=size)) for size in (65536, 131072, 4096)]
+        assert n_measured == [4, 2, 0]
+        np.testing.assert_array_equal(store.measurements(chunk_bytes=131072), rows)
+        assert len(store.series("f")) == len(np.unique(rows["message_bytes"]))
+    assert check(path).is_sound
 
 
 def test_the_largest_values_of_every_field_survive(store, block):

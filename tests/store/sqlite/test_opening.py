@@ -11,14 +11,17 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from sqlite_utils import Database
+from sqlite_utils import Database, Migrations
 
 from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError
 from zerotune.store.lateness import Lateness, LateRank
 from zerotune.store.passages import Passage, PassageKind, Passages
+from zerotune.store.sqlite import migrations
 from zerotune.store.sqlite.backup import back_up
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.opening import open_for_reading
+from zerotune.store.sqlite.rows.measurements import SERIES_COLUMNS
+from zerotune.store.sqlite.soundness import check
 
 WRITE_UNTIL_KILLED = """
 import sys
@@ -237,6 +240,37 @@ def test_a_store_of_before_a_job_had_them_is_read_and_brought_up(path, column, s
         store.update_job("j", ended_at_s=1.0)
         store.flush()
         assert [getattr(one, column) for one in store.jobs()] == [seen]
+
+
+def test_a_store_of_before_chunk_sizes_is_read_and_brought_up(path, block):
+    older = Migrations("zerotune")
+    for name, step in migrations._STEPS.items():
+        if name < "m011":
+            older()(step)
+    path.parent.mkdir(mode=0o700)
+    database = Database(path)
+    older.apply(database)
+    database.execute(f"PRAGMA application_id = {migrations.APPLICATION_ID}")
+    database["fabrics"].insert({"id": 1, "fabric_id": "f"})
+    database["jobs"].insert({"id": 1, "job_id": "j", "fabric": 1})
+    (row,) = block(1)
+    setting = {name: row[name].item() for name in SERIES_COLUMNS[1:]}
+    database["series"].insert({"id": 7, "fabric": 1, **setting})
+    told = {name: row[name].item() for name in ("epoch", "step", "duration_us")}
+    database["measurements"].insert({"id": 1, "series": 7, "job": 1, "measured_at_s": 1, **told})
+    database["tallies"].update("measurements", {"n_rows": 1})
+    database.close()
+    with Store.open(path, read_only=True) as store:
+        assert [*store.series("f")] == [7]
+        assert len(store.measurements("f")) == 1
+    with Store.open(path) as store:
+        store.record_measurements("f", "j", block(1))
+        store.record_measurements("f", "j", block(1), chunk_bytes=4096)
+        store.flush()
+        assert store.set_aside is None
+        assert [*store.series("f")] == [7]
+        assert len(store.measurements("f")) == 2
+    assert check(path).is_sound
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])

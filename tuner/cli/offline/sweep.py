@@ -41,6 +41,14 @@ def sweep(
             metavar="SHARE",
         ),
     ] = 0.03,
+    chunk_bytes: Annotated[
+        list[int],
+        typer.Option(
+            help="With --full, NCCL 2.30 and newer: chunk size to try besides NCCL's own; repeat it.",
+            parser=a_size,
+            metavar="SIZE",
+        ),
+    ] = [],  # noqa: B006 - typer reads the default, nobody changes it
     max_repeats: Annotated[int, typer.Option(help="Most samples of one setting at one size.")] = 30,
     timeout: Annotated[float, typer.Option(help="Seconds after which a setting counts as hung.")] = 30.0,
     samples_share: Annotated[
@@ -102,6 +110,7 @@ def sweep(
         budget=sweeping.BUDGET if samples_share is None else samples_share,
         check=check,
         fresh=fresh,
+        chunk_sizes=tuple(dict.fromkeys(chunk_bytes)),
     )
     with sigterm_like_ctrl_c():
         result = sweeping.sweep(request, store_path(store), progress_console())

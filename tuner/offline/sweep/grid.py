@@ -10,6 +10,7 @@ from functools import lru_cache
 from statistics import median
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -130,6 +131,7 @@ def make_grid(
     communicator: CommunicatorClass,
     max_channels: int,
     offered: dict[str, tuple[tuple[int, int], ...]],
+    chunk_sizes: Sequence[int] = (),
 ) -> list[GridPoint]:
     """Every point of the grid: at each place the baseline, then each setting once.
 
@@ -137,6 +139,7 @@ def make_grid(
 
     Args:
         offered: (algorithm, protocol) that NCCL offers, by the collective's name.
+        chunk_sizes: bytes; each setting that takes one is tried with NCCL's own size and with each of these.
 
     Returns:
         The points, by collective and size.
@@ -154,15 +157,18 @@ def make_grid(
                 effective = in_effect(collective, message_bytes, candidate)
                 if effective not in seen:
                     seen.add(effective)
-                    points.append(GridPoint(Place(collective, message_bytes), effective))
+                    sizes = chunk_sizes if effective.algorithm in catalog.TAKES_CHUNK_SIZE else ()
+                    for chunk_bytes in (0, *sizes):
+                        setting = msgspec.structs.replace(effective, chunk_bytes=chunk_bytes)
+                        points.append(GridPoint(Place(collective, message_bytes), setting))
     return points
 
 
-def restore(points: Iterable[GridPoint], measurements: Array) -> int:
+def restore(points: Iterable[GridPoint], measurements: Array, chunk_bytes: int = 0) -> int:
     """Put the measurements of earlier sweeps (MEASUREMENT, shape (n,)) into `points`; the number of samples used.
 
     Rows are as they were stored: those of one visit are neighbours and have one epoch. A visit with several samples was
-    a full sweep's.
+    a full sweep's. All of them ran with `chunk_bytes` asked for.
     """
     by_key = {(point.place, point.candidate): point for point in points}
     n_restored = 0
@@ -171,6 +177,7 @@ def restore(points: Iterable[GridPoint], measurements: Array) -> int:
         place = Place(Collective(int(row["collective"])), int(row["message_bytes"]))
         ran = candidate_of(row["algorithm"].item(), row["protocol"].item(), row["n_channels"].item())
         candidate = BASELINE if row["is_default"] or ran.algorithm is None else ran
+        candidate = msgspec.structs.replace(candidate, chunk_bytes=chunk_bytes)
         point = by_key.get((place, candidate))
         if point is None:
             continue

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from ....store.records import Candidate, Collective
+
+ASK_CHUNK_SIZE: Final = "ask-chunk-size"
+"""Argument of a worker that has NCCL ask for chunk sizes."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -18,6 +23,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     fabric: dict[str, str | int | float | bool]
     costs: dict[str, dict[int, tuple[tuple[float, ...], ...]]] = {}
     """NCCL's own cost tables by collective and bytes; empty on an emulated fabric, whose file implies them."""
+    asks_chunk_size: bool = False
+    """Whether NCCL asks for the chunk sizes of a plan."""
 
 
 class Measure(msgspec.Struct, frozen=True, tag="measure"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from ....agent.nccl import catalog, compiled
 from ....agent.nccl import fabric as fabrics
+from ....agent.nccl.release import release
 from ....store.errors import PluginError, UserError
 from ....store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome, Phase, Source
 from ....store.sqlite.database import MEASUREMENT, UNKNOWN, Store
@@ -58,6 +60,8 @@ class SweepRequest(msgspec.Struct, frozen=True):
     """Whether to verify the result of one collective per setting and size."""
     fresh: bool = False
     """Whether to measure again what earlier sweeps recorded, and to retry what broke then."""
+    chunk_sizes: tuple[int, ...] = ()
+    """Bytes; besides NCCL's own chunk size, these are tried."""
 
 
 Progress = Callable[[int, int, str], None]
@@ -106,6 +110,7 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
     for name, value, example in shares:
         if not 0 < value <= 1:
             raise UserError(f"{name} {value:g} is no share", f"give a number above 0 and up to 1, such as {example}")
+    _check_chunk_sizes(request)
     if request.max_repeats < LOOK_REPEATS:
         raise UserError(f"{request.max_repeats} repeats measure nothing", f"use --max-repeats {LOOK_REPEATS} or more")
     if not 0 < request.timeout_s <= MAX_TIMEOUT_S:
@@ -135,6 +140,22 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
         raise UserError(problem, f"use --ranks {n_gpus}, or {emulated}" if n_gpus > 1 else f"use {emulated}")
     _check_fits(request.max_bytes, cuda.get_device_properties(0).total_memory, "of the GPU's memory")
     return collectives
+
+
+def _check_chunk_sizes(request: SweepRequest) -> None:
+    if not request.chunk_sizes:
+        return
+    for chunk_bytes in request.chunk_sizes:
+        try:
+            Candidate(chunk_bytes=chunk_bytes)
+        except ValueError as error:
+            raise UserError(str(error), "use --chunk-bytes 64KiB, say") from error
+    if not request.full:
+        problem = "without --full a sweep guesses from settings that were measured, and nothing is known of chunk sizes"
+        raise UserError(problem, "add --full to --chunk-bytes")
+    if request.fabric is not None and not fabrics.load(request.fabric).chunks:
+        problem = f"fabric {request.fabric} does not say what chunk sizes change"
+        raise UserError(problem, "leave --chunk-bytes or --fabric out, or add `chunks` to the fabric's file")
 
 
 def _check_fits(max_bytes: int, most_bytes: int, what: str) -> None:
@@ -170,8 +191,14 @@ class _Sweep:
         try:
             communicator = CommunicatorClass(request.n_ranks, ready.n_nodes)
             sizes_bytes = message_sizes(request.min_bytes, request.max_bytes, request.n_ranks)
-            self._points = make_grid(self._collectives, sizes_bytes, communicator, ready.max_channels, ready.cells)
-            n_restored = 0 if request.fresh else restore(self._points, _of(self._store, ready.fabric_id, communicator))
+            if request.chunk_sizes and not ready.asks_chunk_size:
+                raise UserError("this NCCL asks for no chunk sizes", "leave --chunk-bytes out, or use 2.30 or newer")
+            self._points = make_grid(
+                self._collectives, sizes_bytes, communicator, ready.max_channels, ready.cells, request.chunk_sizes
+            )
+            for chunk_bytes in () if request.fresh else (0, *request.chunk_sizes):
+                known = _of(self._store, ready.fabric_id, communicator, chunk_bytes)
+                n_restored += restore(self._points, known, chunk_bytes)
             leave_out(self._points)
             strategy = self._strategy(communicator, ready)
             if not any(strategy.progress()):
@@ -267,14 +294,14 @@ class _Sweep:
         except GroupFailure as failure:
             point.outcome, point.reason = failure.outcome, failure.reason
             self._stop(in_good_order=False)
-            self._record(ready, [_broken_row(point, communicator)])
+            self._record(ready, point, [_broken_row(point, communicator)])
             leave_out(self._points)
             return
         fresh_us = joined_us(ranks)
         wrong = "" if all(one.is_correct for one in ranks) else "the result was wrong"
         if wrong := wrong or _refused(point.candidate, ranks[0]):
             point.outcome, point.reason = Outcome.failed, wrong
-            self._record(ready, [_broken_row(point, communicator)])
+            self._record(ready, point, [_broken_row(point, communicator)])
             leave_out(self._points)
             return
         if point.candidate == BASELINE:
@@ -289,18 +316,20 @@ class _Sweep:
             rows.append(row)
         point.duration_us += fresh_us
         self._n_samples += len(fresh_us)
-        self._record(ready, rows)
+        self._record(ready, point, rows)
 
-    def _record(self, ready: Ready, rows: list[Array]) -> None:
+    def _record(self, ready: Ready, point: GridPoint, rows: list[Array]) -> None:
         """Commit one visit, so that a kill loses at most the next one. A sweep without any leaves no job."""
         if not self._is_recorded:
             self._is_recorded = True
             self._store.record_job(self._job_id, ready.fabric_id, ready.fabric, self._request.n_ranks)
-        self._store.record_measurements(ready.fabric_id, self._job_id, np.array(rows, MEASUREMENT))
+        block, chunk_bytes = np.array(rows, MEASUREMENT), point.candidate.chunk_bytes
+        self._store.record_measurements(ready.fabric_id, self._job_id, block, chunk_bytes=chunk_bytes)
         self._store.commit()
 
     def _start(self) -> Ready:
-        self._group = WorkerGroup(self._request.n_ranks, self._request.fabric, self._collectives)
+        request, asks = self._request, bool(self._request.chunk_sizes)
+        self._group = WorkerGroup(request.n_ranks, request.fabric, self._collectives, asks_chunk_size=asks)
         return self._group.ready
 
     def _stop(self, *, in_good_order: bool) -> None:
@@ -336,12 +365,13 @@ def ready_emulated(request: SweepRequest, collectives: Sequence[Collective]) -> 
         },
         fabric_id=fabric.fabric_id,
         fabric=fabric.describe(),
+        asks_chunk_size=release(os.environ).tuner_abi >= catalog.ASKS_CHUNK_SIZE_SINCE,
     )
 
 
-def _of(store: Store, fabric_id: str, communicator: CommunicatorClass) -> Array:
-    """What earlier sweeps recorded for this communicator class."""
-    found = store.measurements(fabric_id=fabric_id, source=Source.sweep)
+def _of(store: Store, fabric_id: str, communicator: CommunicatorClass, chunk_bytes: int) -> Array:
+    """What earlier sweeps recorded for this communicator class, with this chunk size asked for."""
+    found = store.measurements(fabric_id=fabric_id, source=Source.sweep, chunk_bytes=chunk_bytes)
     ours = (found["n_ranks"] == communicator.n_ranks) & (found["n_nodes"] == communicator.n_nodes)
     matching: Array = found[ours]
     return matching

@@ -20,6 +20,7 @@ from ....store.parent_process import end_with_parent
 from ....store.records import BASELINE, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow
 from ....store.wire import FLAG_TIMED
 from .protocol import (
+    ASK_CHUNK_SIZE,
     Failed,
     Measure,
     MeasuredCalls,
@@ -41,7 +42,7 @@ _ENTIRE_RANGE: Final = 2**62
 class Worker:
     """This rank's process group, plugin and buffers."""
 
-    def __init__(self, backend: str, init_method: str) -> None:
+    def __init__(self, backend: str, init_method: str, *, asks_chunk_size: bool) -> None:
         import torch
         import torch.distributed as dist
 
@@ -49,6 +50,7 @@ class Worker:
 
         self._torch, self._dist = torch, dist
         self._plugin = library.load()
+        self._plugin.ask_chunk_sizes(asks_chunk_size)
         self._rank, self._n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._device = torch.device("cpu")
         if backend == "nccl":
@@ -71,6 +73,7 @@ class Worker:
     def probe(self, collectives: tuple[Collective, ...]) -> Ready:
         """See what NCCL offers for `collectives`: run each once under its own choice."""
         from ....agent.machine import identity
+        from ....agent.nccl.catalog import ASKS_CHUNK_SIZE_SINCE
 
         cells: dict[str, tuple[tuple[int, int], ...]] = {}
         costs: dict[str, dict[int, tuple[tuple[float, ...], ...]]] = {}
@@ -103,6 +106,7 @@ class Worker:
             fabric_id=fabric_id,
             fabric=description,
             costs=costs,
+            asks_chunk_size=self._plugin.asks_chunk_sizes() and self._plugin.tuner_abi() >= ASKS_CHUNK_SIZE_SINCE,
         )
 
     def measure(self, command: Measure) -> MeasuredCalls:
@@ -217,7 +221,7 @@ class Worker:
 
 
 def main(arguments: list[str]) -> None:
-    """`python -m zerotune.tuner.offline.sweep.worker BACKEND INIT_METHOD COLLECTIVE...`."""
+    """`python -m zerotune.tuner.offline.sweep.worker BACKEND INIT_METHOD ASKED COLLECTIVE...`."""
     end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -227,8 +231,8 @@ def main(arguments: list[str]) -> None:
         replies.write(to_line(message))
 
     try:
-        backend, init_method, *names = arguments
-        worker = Worker(backend, init_method)
+        backend, init_method, asked, *names = arguments
+        worker = Worker(backend, init_method, asks_chunk_size=asked == ASK_CHUNK_SIZE)
         reply(worker.probe(tuple(Collective[name] for name in names)))
         for line in sys.stdin.buffer:
             command = command_of(line)

@@ -17,7 +17,7 @@ from ....store.errors import UserError
 from ....store.foreign.own_python import python_with
 from ....store.records import Collective, Outcome
 from ..scratch import ScratchFolder
-from .protocol import Failed, Measure, MeasuredCalls, Ready, Reply, Stop, reply_of, to_line
+from .protocol import ASK_CHUNK_SIZE, Failed, Measure, MeasuredCalls, Ready, Reply, Stop, reply_of, to_line
 
 START_TIMEOUT_S: Final = 90.0
 GRACE_S: Final = 1.0
@@ -36,7 +36,9 @@ class GroupFailure(Exception):
 class WorkerGroup:
     """One process group of `n_ranks` local processes; a context manager."""
 
-    def __init__(self, n_ranks: int, fabric: str | None, collectives: Sequence[Collective]) -> None:
+    def __init__(
+        self, n_ranks: int, fabric: str | None, collectives: Sequence[Collective], *, asks_chunk_size: bool = False
+    ) -> None:
         self._folder = ScratchFolder("zerotune-sweep-")
         self._logs: list[IO[bytes]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -47,6 +49,7 @@ class WorkerGroup:
             *python_with("zerotune.tuner.offline.sweep.worker"),
             backend,
             f"file://{self._folder.path}/rendezvous",
+            ASK_CHUNK_SIZE if asks_chunk_size else "",
         ]
         command += [collective.name for collective in collectives]
         environment = {**os.environ, "NCCL_TUNER_PLUGIN": plugin, "NCCL_PROFILER_PLUGIN": plugin}

@@ -8,6 +8,7 @@ the virtual start and end follow from them alike on all ranks, and the results a
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import threading
 from collections import Counter, deque
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -166,8 +168,14 @@ class Communicator:
             EmulatedNcclError: the plugin failed a call, or the device has no memory left.
         """
         candidates = []
-        for candidate in [self._choose(fused, n_tasks, captured) for fused in fused_groups]:
+        chosen = [self._choose(fused, n_tasks, captured) for fused in fused_groups]
+        for fused, candidate in zip(fused_groups, chosen, strict=True):
             if candidate is not BASELINE:
+                # NCCL asks for chunk sizes once all is decided, for each channel's share.
+                share_bytes = fused.message_bytes // candidate.n_channels
+                chunk_bytes = self._plugins.chunk_bytes(fused.collective, share_bytes, candidate)
+                if chunk_bytes:
+                    candidate = msgspec.structs.replace(candidate, chunk_bytes=chunk_bytes)
                 candidate = faults.forced(candidate, self._global_rank)
                 faults.check(candidate)
                 self._memory.connect(candidate.algorithm, candidate.n_channels)
@@ -197,7 +205,9 @@ class Communicator:
         key = (collective, call.message_bytes, candidate)
         truth_us = self._truths.get(key)
         if truth_us is None:
-            truth_us = self._truths[key] = self._us_factor * self._fabric.truth_us(
+            chunk_factors = [one.us_factor(self._shape, candidate) for one in self._fabric.chunks]
+            factor = math.prod([self._us_factor, *chunk_factors])
+            truth_us = self._truths[key] = factor * self._fabric.truth_us(
                 self._shape, collective, candidate.algorithm, candidate.protocol,
                 min(max(1, candidate.n_channels), self._fabric.max_channels(self._shape)), call.message_bytes,
             )  # fmt: skip
@@ -232,6 +242,7 @@ class Communicator:
         header.algorithm = NO_SETTING if candidate.algorithm is None else candidate.algorithm
         header.protocol = NO_SETTING if candidate.protocol is None else candidate.protocol
         header.n_channels, header.failed, header.even = candidate.n_channels, failed, fused.even
+        header.chunk_kib = candidate.chunk_bytes >> 10
         pieces = [_EMPTY if task.piece is None else task.piece for task in fused.tasks]
         while True:
             if self.rendezvous.publish(header, pieces) >= 0:
@@ -343,7 +354,8 @@ def _describe_call(header: Header) -> str:
 def _describe_setting(header: Header) -> str:
     if header.algorithm == NO_SETTING:
         return "no setting"
-    return str(Candidate(Algorithm(header.algorithm), Protocol(header.protocol), header.n_channels))
+    cell = Algorithm(header.algorithm), Protocol(header.protocol)
+    return str(Candidate(*cell, header.n_channels, header.chunk_kib << 10))
 
 
 _EMPTY: Final = torch.empty(0, dtype=torch.uint8)

@@ -109,6 +109,16 @@ int host_tuner_ask(const void *tuner, int version, void *context, int collective
   }
 }
 
+/* The chunk size that a tuner sets for a share of a collective, capped to `buffer_bytes`; 0 = it leaves NCCL's own. */
+uint64_t host_tuner_chunk(const void *tuner, int version, void *context, int collective, uint64_t n_bytes, int algorithm,
+                          int protocol, uint64_t buffer_bytes) {
+  const nccl_tuner_v6 *its = tuner;
+  size_t chunk_bytes = buffer_bytes;
+  if (version < 6 || its->get_chunk_size == NULL) return 0;
+  if (its->get_chunk_size(context, collective, n_bytes, algorithm, protocol, 1, &chunk_bytes) != NCCL_SUCCESS) return 0;
+  return chunk_bytes >= buffer_bytes ? 0 : chunk_bytes;
+}
+
 /* The cell that NCCL takes: the smallest cost that is not IGNORE and below `limit`, the first on ties; -1 = none. */
 int host_cheapest(const float *costs, int n_cells, double limit) {
   int winner = -1;

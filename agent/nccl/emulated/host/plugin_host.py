@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from .....store.records import TimingSource
+from .....store.records import Candidate, Collective, TimingSource
 from ...compiled import EMULATED_NCCL
 from ...release import release
 from ..errors import EmulatedNcclError
@@ -47,6 +47,8 @@ class CollectiveEvent(ctypes.Structure):
 
 
 EVENT_COLLECTIVE: Final = 2
+_BUFFER_BYTES: Final = 2 << 20
+"""NCCL's largest chunk by default: half of a ring's buffer."""
 _ASKED_FOR_WHAT_IS_NOT_THERE: Final = -2
 _SAY_WHOSE_CLOCK: Final = "zerotune_set_timing_source_override"
 CapturedGroup = Any
@@ -70,6 +72,9 @@ class _Host:
             "host_tuner_ask", integer, pointer, integer, pointer, integer, u64, integer, pointer, integer,
             integer, integer, pointer,
         )  # fmt: skip
+        self.tuner_chunk = function(
+            "host_tuner_chunk", u64, pointer, integer, pointer, integer, u64, integer, integer, u64
+        )
         self.cheapest = function("host_cheapest", integer, pointer, integer, ctypes.c_double)
         self.tuner_finalize = function("host_tuner_finalize", integer, pointer, integer, pointer)
         self.profiler_init = function(
@@ -211,6 +216,23 @@ class CommunicatorPlugins:
         if result not in (0, _ASKED_FOR_WHAT_IS_NOT_THERE):
             raise EmulatedNcclError(f"the tuner plugin failed the collective (error {result})")
         return self._n_channels.value
+
+    def chunk_bytes(self, collective: Collective, message_bytes: int, ran: Candidate) -> int:
+        """The chunk size that the tuner sets for what it was asked about; 0: NCCL's own.
+
+        Args:
+            message_bytes: of a channel's share.
+            ran: the setting.
+        """
+        tuner = self._host.tuner
+        if tuner is None or not self.has_tuner or ran.algorithm is None or ran.protocol is None:
+            return 0
+        return int(
+            self._calls.tuner_chunk(
+                tuner.address, tuner.abi, self._tuner_context, collective, message_bytes, ran.algorithm, ran.protocol,
+                _BUFFER_BYTES,
+            )
+        )  # fmt: skip
 
     @property
     def wants_events(self) -> bool:

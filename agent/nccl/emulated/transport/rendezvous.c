@@ -45,7 +45,8 @@ typedef struct {
   uint8_t n_channels;
   uint8_t failed;        /* this rank's NCCL returned an error */
   uint8_t even;          /* message_bytes must be equal on all ranks */
-  uint8_t reserved[8];
+  uint32_t chunk_kib;    /* 0 = NCCL's own */
+  uint8_t reserved[4];
   uint64_t index;        /* filled by rv_publish */
   uint8_t padding[56];
 } rv_header;
@@ -316,7 +317,7 @@ void rv_join(const rv *self, uint64_t index, rv_joined *out) {
                     (!first->even || (peer->message_bytes == first->message_bytes &&
                                       peer->datatype == first->datatype && peer->n_pieces == first->n_pieces));
     int same_setting = peer->algorithm == first->algorithm && peer->protocol == first->protocol &&
-                       peer->n_channels == first->n_channels;
+                       peer->n_channels == first->n_channels && peer->chunk_kib == first->chunk_kib;
     if (!same_call && out->call_rank < 0) out->call_rank = (int32_t)rank;
     if (!same_setting && out->setting_rank < 0) out->setting_rank = (int32_t)rank;
   }

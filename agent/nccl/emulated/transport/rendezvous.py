@@ -49,7 +49,8 @@ class Header(ctypes.Structure):
         ("n_channels", ctypes.c_uint8),
         ("failed", ctypes.c_uint8),
         ("even", ctypes.c_uint8),
-        ("reserved", ctypes.c_uint8 * 8),
+        ("chunk_kib", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint8 * 4),
         ("index", ctypes.c_uint64),
         ("padding", ctypes.c_uint8 * 56),
     )

@@ -67,7 +67,7 @@ typedef struct {
   uint32_t function_id;
   uint32_t device;
   uint32_t number; /* within the launch */
-  uint32_t reserved;
+  uint32_t chunk_grains; /* chunk size of its first channel, in grains: 512 bytes of Simple, 1,920 of LL128, 16 of LL */
 } mock_work;
 
 MOCK_API void mock_cuda_set_machine(const mock_machine *machine);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "../nccl_abi.h"
+#include "../tuner/chunks.h"
 #include "../zerotune_plugin.h"
 #include "classes.h"
 #include "shared_state.h"
@@ -16,7 +17,7 @@
 typedef struct {
   _Atomic uint64_t min_bytes;
   _Atomic uint64_t max_bytes;
-  _Atomic uint32_t candidate; /* algorithm | protocol << 8 | n_channels << 16 */
+  _Atomic uint64_t candidate; /* algorithm | protocol << 8 | n_channels << 16 | chunk_kib << 32 */
 } table_row;
 
 struct zt_plan_table {
@@ -75,11 +76,12 @@ void zt_plan_look_up(const zt_plan_table *table, uint32_t class_index, uint32_t 
   const table_row *row = phase < N_PHASES ? row_of(table, class_index, collective, phase, bytes) : NULL;
   if (row == NULL) row = row_of(table, class_index, collective, ANY_PHASE, bytes);
   if (row == NULL) return;
-  const uint32_t candidate = GET(row->candidate);
+  const uint64_t candidate = GET(row->candidate);
   choice->found = true;
   choice->algorithm = (uint8_t)candidate;
   choice->protocol = (uint8_t)(candidate >> 8);
   choice->n_channels = (uint8_t)(candidate >> 16);
+  choice->chunk_kib = (uint16_t)(candidate >> 32);
 }
 
 zt_choice zt_plan_words(const zt_plan_table *table, uint32_t collective, uint32_t phase_or_region) {
@@ -120,10 +122,18 @@ static uint32_t legal_cells(uint32_t collective) {
 #undef EVERY_PROTOCOL
 }
 
+/* In-network algorithms keep NCCL's own: their buffers are not those that NCCL caps a tuner's size to. */
+static bool is_legal_chunk(const zt_plan_row *row) {
+  if (row->chunk_kib == 0) return true;
+  const bool takes_it = row->algorithm == ZT_NO_OPINION || zt_takes_chunk_size(row->algorithm);
+  return takes_it && row->chunk_kib >= ZT_MIN_CHUNK_KIB && row->chunk_kib <= ZT_MAX_CHUNK_KIB;
+}
+
 int zerotune_plan_row_is_legal(const zt_plan_row *row) {
   if (row->n_ranks == 0 || row->n_nodes == 0 || row->n_nodes > row->n_ranks) return 0;
   if (row->collective >= NCCL_N_COLLECTIVES || (row->phase >= N_PHASES && row->phase != ZT_ANY_PHASE)) return 0;
   if (row->max_bytes == 0 || row->min_bytes > row->max_bytes || row->n_channels > NCCL_MAX_CHANNELS) return 0;
+  if (!is_legal_chunk(row)) return 0;
   if (row->algorithm == ZT_NO_OPINION || row->protocol == ZT_NO_OPINION) return row->algorithm == row->protocol;
   if (row->algorithm >= NCCL_MAX_ALGORITHMS || row->protocol >= NCCL_N_PROTOCOLS) return 0;
   return (legal_cells(row->collective) >> (row->algorithm * NCCL_N_PROTOCOLS + row->protocol)) & 1u;
@@ -182,8 +192,8 @@ static void write_table(zt_plan_table *table, uint32_t n_rows, uint32_t epoch, u
   for (uint32_t i = 0; i < n_rows; i++) {
     PUT(table->rows[i].min_bytes, scratch[i].min_bytes);
     PUT(table->rows[i].max_bytes, scratch[i].max_bytes);
-    PUT(table->rows[i].candidate, (uint32_t)scratch[i].algorithm | (uint32_t)scratch[i].protocol << 8 |
-                                      (uint32_t)scratch[i].n_channels << 16);
+    PUT(table->rows[i].candidate, (uint64_t)scratch[i].algorithm | (uint64_t)scratch[i].protocol << 8 |
+                                      (uint64_t)scratch[i].n_channels << 16 | (uint64_t)scratch[i].chunk_kib << 32);
   }
   for (uint32_t first = 0, end, group = 0; first < n_rows; first = end, group++) {
     for (end = first + 1; end < n_rows && same_group(&scratch[first], &scratch[end]);) end++;

@@ -24,6 +24,7 @@ typedef struct {
   uint8_t algorithm;
   uint8_t protocol;
   uint8_t n_channels;
+  uint16_t chunk_kib;
 } zt_choice;
 
 typedef struct zt_plan_table zt_plan_table;

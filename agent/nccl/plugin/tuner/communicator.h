@@ -16,6 +16,7 @@
 #include "../agree/schedule.h"
 #include "../plan/classes.h"
 #include "../zerotune_plugin.h"
+#include "chunks.h"
 
 #define ZT_N_COLLECTIVE_CODES 5u /* NCCL_N_COLLECTIVES */
 #define ZT_N_DECISIONS 64u
@@ -74,6 +75,7 @@ typedef struct zt_communicator {
   zt_agreed agreed; /* counts the calls */
   _Atomic uint64_t n_matched, n_ignored_cells, n_clamped_channels, n_estimates, n_next_tuner_faults;
   zt_run runs[ZT_N_COLLECTIVE_CODES];
+  zt_chunks chunks;
   _Atomic uint32_t sequence[ZT_N_COLLECTIVE_CODES];
   _Atomic uint64_t costs_reported[ZT_N_COLLECTIVE_CODES][4]; /* a bit per size class */
 

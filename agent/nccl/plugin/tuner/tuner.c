@@ -203,7 +203,15 @@ ZT_INLINE bool apply(zt_communicator *communicator, const zt_class *its_class, c
     if (asked->offered != NULL) memcpy(table->cost_us, asked->offered, n_cells * sizeof(float));
     make_cheapest(table, cell);
   }
-  return names_cell || *asked_channels > 0;
+  return names_cell || *asked_channels > 0 || (choice->chunk_kib > 0 && communicator->chunks.is_asked);
+}
+
+/* What NCCL is to be told when it asks for the chunk size of what it was just told to run. */
+__attribute__((noinline)) static void note_chunk(zt_communicator *communicator, const call *asked,
+                                                 const zt_cost_table *table, uint16_t kib) {
+  uint8_t algorithm = ZT_NO_OPINION, protocol = ZT_NO_OPINION;
+  cheapest(table, &algorithm, &protocol);
+  zt_chunk_note(&communicator->chunks, asked->collective, algorithm, protocol, kib);
 }
 
 ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_turn *turn, const call *asked,
@@ -232,10 +240,14 @@ ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_turn *turn, co
   else if (matched) /* another tuner's were for another cell */
     *n_channels = asked->offered_channels;
   if (matched) ZT_BUMP(communicator->n_matched);
+  const bool is_chunk_asked = __builtin_expect(communicator->chunks.is_asked, 0);
+  const uint16_t chunk_kib = is_chunk_asked && matched ? choice->chunk_kib : 0;
+  if (is_chunk_asked) note_chunk(communicator, asked, table, chunk_kib);
 
   const uint32_t sequence = atomic_load_explicit(&communicator->sequence[asked->collective], memory_order_relaxed);
   atomic_store_explicit(&communicator->sequence[asked->collective], sequence + 1, memory_order_relaxed);
   const uint8_t flags = (uint8_t)((matched ? ZT_FLAG_MATCHED : 0) | (asked->registered ? ZT_FLAG_REGISTERED : 0) |
+                                  (chunk_kib > 0 ? ZT_FLAG_CHUNK : 0) |
                                   (turn->is_off_cycle && !choice->found ? ZT_FLAG_OFF_CYCLE : 0));
   if (zt_read(&zt_shared.capturing)) {
     if (zerotune_profiler_abi() >= NCCL_COUNTS_WHAT_IS_ASKED_FOR)
@@ -348,9 +360,16 @@ static nccl_result coll_info_v2(void *context, int collective, size_t n_bytes, i
 static nccl_result chunk_size(void *context, int collective, size_t n_bytes, int algorithm, int protocol,
                               int n_channels, size_t *chunk_bytes) {
   zt_communicator *communicator = context;
-  if (communicator == NULL || communicator->next_tuner == NULL || chunk_bytes == NULL) return NCCL_SUCCESS;
-  const zt_question question = {.collective = collective, .n_bytes = n_bytes};
-  zt_next_tuner_chunk(communicator, &question, algorithm, protocol, n_channels, chunk_bytes);
+  if (communicator == NULL || chunk_bytes == NULL) return NCCL_SUCCESS;
+  if (communicator->next_tuner != NULL && communicator->next_tuner->get_chunk_size != NULL) {
+    const zt_question question = {.collective = collective, .n_bytes = n_bytes};
+    zt_next_tuner_chunk(communicator, &question, algorithm, protocol, n_channels, chunk_bytes);
+  }
+  const size_t ours =
+      communicator->chunks.is_asked
+          ? zt_chunk_bytes(&communicator->chunks, (uint32_t)collective, (uint32_t)algorithm, (uint32_t)protocol)
+          : 0;
+  if (ours > 0) *chunk_bytes = ours;
   return NCCL_SUCCESS;
 }
 
@@ -360,12 +379,22 @@ static _Atomic uint32_t abi_in_use;
 
 uint32_t zerotune_tuner_abi(void) { return atomic_load_explicit(&abi_in_use, memory_order_relaxed); }
 
-/* Not constant: NCCL reads getChunkSize after each init, and NULL spares it the call. */
+/* Not constant: NULL spares NCCL the call. NCCL may read getChunkSize after each init or at each call, so that it is
+ * settled before the first communicator. */
 EXPORT nccl_tuner_v6 ncclTunerPlugin_v6, ncclTunerPlugin_v7;
 
+static _Atomic uint32_t is_wanted;
+static _Atomic bool is_settled_to_ask;
+
+void zerotune_ask_chunk_sizes(uint32_t on) { atomic_store(&is_wanted, on); }
+
+uint32_t zerotune_asks_chunk_sizes(void) { return atomic_load(&is_settled_to_ask); }
+
 static void offer_chunk_size(const zt_next_tuner *next) {
-  __typeof__(&chunk_size) offered = next != NULL && next->get_chunk_size != NULL ? chunk_size : NULL;
-  ncclTunerPlugin_v6.get_chunk_size = ncclTunerPlugin_v7.get_chunk_size = offered;
+  const bool is_ours = atomic_load(&is_wanted) != 0;
+  atomic_store(&is_settled_to_ask, is_ours);
+  const bool is_offered = is_ours || (next != NULL && next->get_chunk_size != NULL);
+  ncclTunerPlugin_v6.get_chunk_size = ncclTunerPlugin_v7.get_chunk_size = is_offered ? chunk_size : NULL;
 }
 
 static nccl_result attach(const zt_tuner_start *start, void **context) {
@@ -375,6 +404,7 @@ static nccl_result attach(const zt_tuner_start *start, void **context) {
   *context = communicator;
   const zt_next_tuner *next = communicator != NULL ? zt_next_tuner_find(start->abi, offer_chunk_size) : NULL;
   if (next != NULL) zt_next_tuner_init(next, communicator, start);
+  if (communicator != NULL) communicator->chunks.is_asked = start->abi >= 6 && zerotune_asks_chunk_sizes();
   atomic_store(&abi_in_use, (uint32_t)start->abi); /* last: whoever reads it knows the next tuner's name, too */
   return NCCL_SUCCESS;
 }

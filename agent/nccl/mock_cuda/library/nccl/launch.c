@@ -112,6 +112,12 @@ static uint64_t count_of(const char *work, uint32_t n_channels) {
   return lowest + middle * (n_channels - 2) + highest;
 }
 
+/* {chunkGrainsLo:21, chunkGrainsMid:21, chunkGrainsHi:21}, behind the counts */
+static uint32_t chunk_grains_of(const char *work) {
+  const int32_t at = mock_the_layout.work_counts;
+  return at < 0 ? 0 : (uint32_t)u64_at(work, at + 24) & 0x1fffff;
+}
+
 /* A work is known by its place in the buffer; the channels of one follow each other, so it is mostly the one sought last. */
 static uint32_t number_of(const uint64_t *places, uint32_t n, uint64_t place, uint32_t guess) {
   for (uint32_t i = 0; i < n; i++) {
@@ -160,6 +166,7 @@ static void read_batch(const char *args, const batch *one, uint32_t channel, ker
         const uint32_t n_channels = last - first + 1u;
         work->channel_mask = (n_channels == 64 ? UINT64_MAX : (UINT64_C(1) << n_channels) - 1) << first;
         work->count = count_of(at, n_channels);
+        work->chunk_grains = chunk_grains_of(at);
         work->function_id = one->function_id;
         work->number = number;
         record(work);

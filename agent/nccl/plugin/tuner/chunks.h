@@ -1,0 +1,48 @@
+/* Chunk sizes that the plan names, on their way from getCollInfo to getChunkSize (tuner v6 and newer).
+ *
+ * NCCL first decides on all runs of a group. It asks for chunk sizes later, when it lays collectives out on channels:
+ * by collective, algorithm, protocol, and the bytes of a share, of which a collective has up to three. That does not
+ * say which run a collective belongs to. So a group's decisions are kept by cell. Where two of one cell differ, NCCL's
+ * own size stays. All of this follows from the order of calls alone, so that all ranks answer alike. */
+#ifndef ZEROTUNE_CHUNKS_H
+#define ZEROTUNE_CHUNKS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "../nccl_abi.h"
+
+#define ZT_OWN_CHUNK 1u /* no plan names so little */
+
+typedef struct {
+  bool is_asked;  /* NCCL asks for them on this communicator */
+  bool has_begun; /* it has asked since the latest decision: the next decision is another group's */
+  uint16_t kib[NCCL_N_COLLECTIVES][NCCL_MAX_ALGORITHMS][NCCL_N_PROTOCOLS]; /* 0 = not decided on in this group */
+} zt_chunks;
+
+/* NCCL caps a size to the buffers of these. It makes others larger or smaller by rules of their own. */
+static inline bool zt_takes_chunk_size(uint32_t algorithm) {
+  return algorithm == NCCL_RING || algorithm == NCCL_TREE || algorithm == NCCL_PAT;
+}
+
+/* `kib` 0: the decision leaves the size to NCCL. */
+static inline void zt_chunk_note(zt_chunks *chunks, uint32_t collective, uint32_t algorithm, uint32_t protocol,
+                                 uint16_t kib) {
+  if (chunks->has_begun) memset(chunks->kib, 0, sizeof chunks->kib);
+  chunks->has_begun = false;
+  if (algorithm >= NCCL_MAX_ALGORITHMS || protocol >= NCCL_N_PROTOCOLS) return;
+  uint16_t *kept = &chunks->kib[collective][algorithm][protocol];
+  const uint16_t said = kib == 0 ? ZT_OWN_CHUNK : kib;
+  *kept = *kept == 0 || *kept == said ? said : ZT_OWN_CHUNK;
+}
+
+/* The size to answer with; 0 = what stands. */
+static inline size_t zt_chunk_bytes(zt_chunks *chunks, uint32_t collective, uint32_t algorithm, uint32_t protocol) {
+  chunks->has_begun = true;
+  if (collective >= NCCL_N_COLLECTIVES || protocol >= NCCL_N_PROTOCOLS || !zt_takes_chunk_size(algorithm)) return 0;
+  const uint16_t kib = chunks->kib[collective][algorithm][protocol];
+  return kib <= ZT_OWN_CHUNK ? 0 : (size_t)kib << 10;
+}
+
+#endif
