@@ -66,7 +66,8 @@ def test_the_text_says_who_decided_when(path: Path) -> None:
     render(found, console, found[0].job)
     text = " ".join(console.export_text().split())
     assert (found[0].model_id, found[0].n_explored > 0) == ("", True)
-    for words in ("epoch", "NCCL's cost", f" {found[0].n_explored} candidate", "all jobs, us", "(all calls)", "earlier:"):
+    told = f" {found[0].n_explored} candidate", "all jobs, us", "(all calls)"
+    for words in ("epoch", "NCCL's cost", *told, "earlier:"):
         assert words in text
     assert np.char.find(text, "1970") >= 0, "the brain's clock stands still in this test"
 
