@@ -40,7 +40,7 @@ REACHED = {
     "agent_wheel_lines": 23_368,
     "store_lines": 6_202,
     "zero_runtime_lines": 4_432,
-    "tests_lines": 53_525,
+    "tests_lines": 53_538,
     "benchmarks_lines": 27_055,
     "constants": 1_110,
     "files_over_400_lines": 26,

@@ -28,6 +28,7 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_pages_fetch_nothing_from_the_net(site: Path):
     sources = r'<(?:script|img|iframe|source)[^>]* src="?(?:https?:|//)'
     fetching = re.compile(sources + r'|<link[^>]* rel="?(?:stylesheet|preconnect)[^>]*https?:')

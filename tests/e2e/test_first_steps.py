@@ -35,6 +35,7 @@ def test_the_trace_of_a_short_job_is_whole_without_a_daemon(world, n_steps):
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_the_steps_before_the_ranks_had_met_are_in_trace_and_store(world):
     daemon = world.start_daemon()
     returncode, output = world.finish(world.take_steps(N_STEPS, launch=("--log-trace", world.folder / "trace")))

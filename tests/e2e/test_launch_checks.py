@@ -119,6 +119,7 @@ def test_a_plan_of_which_no_row_ever_applied_is_told_at_the_end(world):
 
 
 @pytest.mark.timeout(90)
+@pytest.mark.slow
 def test_a_plan_file_that_applies_heeds_no_daemon(world):
     world.start_daemon()
     plan = world.folder / "plan.json"

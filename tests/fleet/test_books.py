@@ -81,6 +81,7 @@ def test_each_job_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lie", ["fast", "slow clock", "impossible"])
+@pytest.mark.slow
 def test_a_liar_is_set_aside_and_named(tmp_path: Path, lie: str) -> None:
     share_fleet(tmp_path / "fleet", 4)
     block = measured(40, seed=99)
@@ -114,6 +115,7 @@ def test_fabrics_are_told_apart(tmp_path: Path) -> None:
     assert {one.fabric_id for one in book.cells} == {"one", "two"}
 
 
+@pytest.mark.slow
 def test_a_later_build_reads_new_objects_only_and_says_the_same_as_one_of_all(tmp_path: Path) -> None:
     url = tmp_path / "fleet"
     share_fleet(url, 3)

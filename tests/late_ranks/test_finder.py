@@ -70,6 +70,7 @@ def test_chance_alone_names_nobody(n_ranks):
 
 
 @pytest.mark.parametrize("n_ranks", [2, 8])
+@pytest.mark.slow
 def test_events_that_last_long_name_nobody_however_often_one_asks(n_ranks):
     """Some jobs have the same rank in five of six events; in others it is late by noise in between, too."""
     rng = np.random.default_rng(n_ranks)

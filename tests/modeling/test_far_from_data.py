@@ -24,6 +24,7 @@ def _inside(model: Kriging, points: TrainingSet) -> float:
 
 
 @pytest.mark.parametrize("end", ["below", "above"])
+@pytest.mark.slow
 def test_intervals_hold_beyond_the_measured_sizes(end: str) -> None:
     found = []
     for _, problems in generated_grids([*range(12), *range(200, 212)], jumpy=False):

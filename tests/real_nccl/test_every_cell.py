@@ -39,6 +39,7 @@ def asked(request, release):
     return version, cluster, rows, answer.answers
 
 
+@pytest.mark.slow
 def test_each_collective_is_decided_once(asked):
     version, cluster, _, answers = asked
     has_symmetric_kernels = cluster.n_nodes == 1 and cluster.topology.stem == CLUSTERS["one node"][0]

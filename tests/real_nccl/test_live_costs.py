@@ -13,6 +13,7 @@ TRIED = CLUSTERS if "ZEROTUNE_NCCL_RELEASES" in os.environ else CLUSTERS[:2]
 
 
 @pytest.mark.parametrize("cluster", TRIED, ids=lambda cluster: f"{cluster[1]}x{cluster[2]}-{cluster[0]}")
+@pytest.mark.slow
 def test_every_cell_costs_what_nccl_says(release, cluster):
     version, library = release
     if version < MODELLED_SINCE:

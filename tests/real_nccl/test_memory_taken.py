@@ -12,6 +12,7 @@ MARKED = [pytest.param(one, marks=pytest.mark.slow if one in MANY_RANKS else ())
 
 
 @pytest.mark.parametrize("cluster", MARKED, ids="{0[0]}_{0[1]}x{0[2]}".format)
+@pytest.mark.slow
 def test_no_algorithm_takes_more_memory_than_is_reserved(newest, cluster):
     _, library = newest
     found = [*taken(library, *cluster)]

@@ -63,6 +63,7 @@ def test_recorded_frameworks_are_recognised_within_two_steps(recordings: list[Se
     assert accuracy.percent >= 99.0, accuracy.mistakes[:5]
 
 
+@pytest.mark.slow
 def test_a_change_is_noticed_within_two_steps(recordings: list[Sequence], lstm: LstmEncoder) -> None:
     accuracy = changes_noticed(lstm, recordings, 100, 12)
     assert accuracy.percent >= 99.0, accuracy.mistakes[:5]

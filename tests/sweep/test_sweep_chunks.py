@@ -19,6 +19,7 @@ us_factors = [[65536, 0.5], [131072, 2.0]]
 """
 
 
+@pytest.mark.slow
 def test_each_chunk_size_is_a_setting_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     fabric, path = tmp_path / "chunked.toml", tmp_path / "s.db"
     plain = Path(fabrics.__file__).parent / "fabrics" / "ethernet_boxes.toml"

@@ -83,6 +83,7 @@ def test_a_mistake_is_told_with_its_line_its_value_and_a_remedy(text, words, tmp
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     code, out, err = command(monkeypatch, capsys, path, "--store", tmp_path / "s.db")
     if words is None:
+        out = " ".join(out.split())
         assert " line 3 of t.csv" in out
         assert "algorithm 'rnig' in line 4 of t.csv" in out
     else:
