@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from ..store.errors import printable
 from ..store.wire import Start
 from .agreement.exchange import Exchange
 from .agreement.job_environment import Agreed, agree
@@ -19,6 +20,7 @@ from .daemon_link.asking import announce
 from .daemon_link.job_id import n_restarts
 from .first_group import before_communicators
 from .job_store import second_connection
+from .machine.may_be_tried import why_refused
 from .machine.nccl_variables import in_effect
 from .settings import AgentSettings
 
@@ -43,6 +45,8 @@ def objection(variables: str) -> str:
         return "the job was restarted: it goes on with what was there before"
     taken = in_effect(os.environ)
     for name, value in assignments(variables).items():
+        if why := why_refused(name):  # the job's store is written by others, too
+            return f"{printable(name)} is refused: {why}"
         if taken.get(name, value) != value:
             return f"{name}={taken[name]} is set by the user on {os.uname().nodename}"
     return ""

@@ -35,12 +35,12 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 49_603,
-    "agent_lines": 23_368,
-    "agent_wheel_lines": 23_368,
+    "tuner_lines": 49_583,
+    "agent_lines": 23_403,
+    "agent_wheel_lines": 23_403,
     "store_lines": 6_202,
     "zero_runtime_lines": 4_432,
-    "tests_lines": 53_538,
+    "tests_lines": 53_546,
     "benchmarks_lines": 27_055,
     "constants": 1_110,
     "files_over_400_lines": 26,

@@ -1,5 +1,7 @@
 import pytest
 
+from zerotune.agent.environment import objection
+from zerotune.agent.machine.may_be_tried import why_refused
 from zerotune.store.errors import UserError
 from zerotune.tuner.environment.candidates import (
     OFFERS,
@@ -7,7 +9,6 @@ from zerotune.tuner.environment.candidates import (
     candidates_for,
     effect_of,
     read_candidates,
-    why_refused,
 )
 
 H100 = {"n_nvlinks": 18, "compute_capability": 90, "adapters": "8 x InfiniBand 400 Gb/sec (4X NDR)"}
@@ -130,3 +131,10 @@ def test_results_security_and_addresses_are_not_tried():
 def test_what_changes_speed_alone_is_tried():
     may = ("NCCL_NET_GDR_READ", "NCCL_NETDEVS_POLICY", "UCX_RNDV_THRESH", "FI_EFA_TX_SIZE")
     assert [one for one in may if why_refused(one)] == []
+
+
+def test_a_rank_takes_nothing_of_the_kind_whoever_wrote_it_into_the_jobs_store() -> None:
+    assert objection("NCCL_BUFFSIZE=8388608") == ""
+    hostile = ["LD_PRELOAD=/tmp/x.so", "PYTHONPATH=/tmp", "NCCL_BUFFSIZE=8388608 NCCL_NET_PLUGIN=x"]
+    for written in [*hostile, *(f"{name}=1" for name in REFUSED.split())]:
+        assert "refused" in objection(written), written

@@ -35,10 +35,10 @@ class Starts:
             store.record_start(job_id, "", str(news.pop("training", TRAINING)), variables)
             facts = HARDWARE | dict(one.split("=") for one in variables.split())
             if n_steps:
-                hardware = {**facts, **news.pop("hardware", {})}  # type: ignore[dict-item]
+                hardware = {**facts, **news.pop("hardware", {})}  # type: ignore[dict-item] - news are of any kind
                 store.record_job(job_id, f"fabric{sorted(hardware.items())}", hardware, 16)
                 store.record_steps(job_id, [StepRecord(at, 0, step_us * (1 + at % 3 / 1000)) for at in range(n_steps)])
-            store.update_job(job_id, **({"ended_at_s": 1.0} | news))  # type: ignore[arg-type]
+            store.update_job(job_id, **({"ended_at_s": 1.0} | news))  # type: ignore[arg-type] - as above
         return job_id
 
 

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from ...agent.machine.may_be_tried import why_refused
 from ...store.errors import UserError, printable, reason
 
 
@@ -87,20 +88,6 @@ OFFERS: Final = (
 """In the order in which they should be tried: recordings say that most lies in how a network is reached."""
 
 SHAPE: Final = re.compile(r"([A-Za-z_]\w*)=([!-~]+)", re.ASCII)
-TUNABLE: Final = re.compile(r"(?:NCCL|FI|OFI|UCX)_[A-Z0-9_]+")
-REFUSED: Final = (
-    (r"NCCL_(?:ALGO|PROTO|ZEROTUNE)", "zerotune chooses algorithm and protocol of each call by itself"),
-    (
-        r"\w+_(?:PLUGIN|DEBUG|LOG|DUMP|TELEMETRY|FILE|PATH|DIR|CONF)|NCCL_NET(?!_)",
-        "it says which code, log or file is used"),
-    (r"\w+_(?:FLUSH|CHECKS?|MONITOR)", "results may become wrong with it"),
-    (
-        r"\w+_(?:IFNAME|HCA|ID|HOSTID|IF|IFACE|INTERFACE|ADDR|URL|DEVICES?|NAME|PROVIDER|FAMILY|PORT|PORTS)"
-        r"|\w+_(?:GID|PKEY|KEY|AUTH|VNI|DOMAIN|OOB)|NCCL_\w*TLS",
-        "it says whom a job talks to, and by which way",
-    ),
-)
-"""Names, and what follows them after an underscore; and why a user's list may not have them."""
 MOST_BYTES: Final = 1 << 20
 """Of a list of candidates."""
 
@@ -192,10 +179,3 @@ def read_candidates(path: Path) -> list[Candidate]:
     if not found:
         raise UserError(f"{path} lists no candidate", "write such as NCCL_BUFFSIZE=8388608, one a line")
     return [*found]
-
-
-def why_refused(variable: str) -> str:
-    """Why this variable must not be tried; empty: it may."""
-    if not TUNABLE.fullmatch(variable):
-        return "its name does not begin with NCCL_, FI_, OFI_ or UCX_ in capitals"
-    return next((why for name, why in REFUSED if re.fullmatch(rf"(?:{name})(?:_\w*)?", variable)), "")

@@ -1,0 +1,31 @@
+"""Which variables may be tried from start to start: none that changes results, peers of a job, or what code is loaded.
+
+Every rank asks by itself, since a proposal comes from the job's store, where others may write.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+TUNABLE: Final = re.compile(r"(?:NCCL|FI|OFI|UCX)_[A-Z0-9_]+")
+REFUSED: Final = (
+    (r"NCCL_(?:ALGO|PROTO|ZEROTUNE)", "zerotune chooses algorithm and protocol of each call by itself"),
+    (
+        r"\w+_(?:PLUGIN|DEBUG|LOG|DUMP|TELEMETRY|FILE|PATH|DIR|CONF)|NCCL_NET(?!_)",
+        "it says which code, log or file is used"),
+    (r"\w+_(?:FLUSH|CHECKS?|MONITOR)", "results may become wrong with it"),
+    (
+        r"\w+_(?:IFNAME|HCA|ID|HOSTID|IF|IFACE|INTERFACE|ADDR|URL|DEVICES?|NAME|PROVIDER|FAMILY|PORT|PORTS)"
+        r"|\w+_(?:GID|PKEY|KEY|AUTH|VNI|DOMAIN|OOB)|NCCL_\w*TLS",
+        "it says whom a job talks to, and by which way",
+    ),
+)
+"""Names, and what follows them after an underscore; and why a user's list may not have them."""
+
+
+def why_refused(variable: str) -> str:
+    """Why this variable must not be tried; empty: it may."""
+    if not TUNABLE.fullmatch(variable):
+        return "its name does not begin with NCCL_, FI_, OFI_ or UCX_ in capitals"
+    return next((why for name, why in REFUSED if re.fullmatch(rf"(?:{name})(?:_\w*)?", variable)), "")
