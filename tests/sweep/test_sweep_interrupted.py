@@ -16,10 +16,10 @@ import pytest
 from zerotune.store.errors import StoreError, UserError
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.offline.scratch import ScratchFolder
 from zerotune.tuner.offline.sweep import compare
 from zerotune.tuner.offline.sweep.grid import GridPoint, Place
 from zerotune.tuner.offline.sweep.result import rows_of
+from zerotune.tuner.scratch import ScratchFolder
 
 PLACE = Place(Collective.all_gather, 1 << 20)
 RING = Candidate(Algorithm.ring, Protocol.simple, 2)
@@ -36,7 +36,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, monke
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     script = (
-        "import time; from zerotune.tuner.offline.scratch import ScratchFolder; folder = ScratchFolder('zt-')\n"
+        "import time; from zerotune.tuner.scratch import ScratchFolder; folder = ScratchFolder('zt-')\n"
         "(folder.path / 'log').write_text('x'); print(folder.path, flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -36,8 +36,8 @@ from ..modeling.medians import MeasuredSetting, Medians, medians
 from ..modeling.statistics import statistics
 from ..offline.comparison import Comparison, compare
 from ..offline.jobs.before_after import settled_of
-from ..offline.scratch import ScratchFolder
 from ..offline.size_ranges import rounded_range
+from ..scratch import ScratchFolder
 from .progress import Progress
 
 FABRIC = "few_sms_node"
@@ -98,16 +98,16 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
         f"[bold]Emulated fabric [cyan]{fabric}[/][/]: real training, real collectives, and a virtual clock in place "
         f"of a GPU cluster; settings are chosen by a model of {modelled}. These figures show the loop at "
         "work; they say nothing about a real network. "
-        f"Two runs follow; with {n_steps} steps each they take one to four minutes.",
+        f"Two runs of {n_steps} steps follow; {N_STEPS} steps take half a minute to two minutes.",
         soft_wrap=True,
     )
     with ScratchFolder("zerotune-demo-") as runtime:
         endpoint = f"ipc://{runtime}/daemon.sock"
-        off = _train(console, "agent off", out, fabric, n_steps, endpoint, agent_on=False)
+        off = _train(console, "agent off", out, fabric, n_steps, endpoint)
         console.print(f"agent off: {n_steps} steps in {off.wall_s:.1f} s of wall time")
         daemon = start_in_background(endpoint, store_path, log_path=out / "daemon.log")
         try:
-            on = _train(console, "agent on", out, fabric, n_steps, endpoint, agent_on=True)
+            on = _train(console, "agent on", out, fabric, n_steps, endpoint, lambda: _lost(daemon, runtime, out))
         finally:
             daemon.terminate()
             daemon.wait(timeout=20)
@@ -143,14 +143,20 @@ def _traces(out: Path) -> Path:
 
 
 def _train(
-    console: Console, label: str, out: Path, fabric: str, n_steps: int, endpoint: str, *, agent_on: bool
+    console: Console,
+    label: str,
+    out: Path,
+    fabric: str,
+    n_steps: int,
+    endpoint: str,
+    check: Callable[[], None] | None = None,
 ) -> DemoRun:
-    name = "on" if agent_on else "off"
+    """Train once; the agent is on if there is a daemon, which `check` sees to now and then."""
+    name = "on" if check else "off"
     summary, losses, log = out / f"{name}.summary.json", out / f"{name}.losses.jsonl", out / f"{name}.log"
     command = [*python_with("zerotune.tuner.cli"), "launch", "--fabric", fabric, "--summary", str(summary)]
-    command += ["--endpoint", endpoint, "--agent" if agent_on else "--no-agent"]
-    if agent_on:
-        command += ["--log-trace", str(_traces(out))]
+    command += ["--endpoint", endpoint, "--no-daemon"]  # one that `launch` began would have another store
+    command += ["--agent", "--log-trace", str(_traces(out))] if check else ["--no-agent"]
     command.append("--")
     command += [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={N_RANKS}"]
     command += [
@@ -173,7 +179,7 @@ def _train(
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "ZEROTUNE_TICK_MS": "20"}
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
-            returncode = progress.wait(process, STALLS_AFTER_S)
+            returncode = progress.wait(process, STALLS_AFTER_S, check or (lambda: None))
         except TimeoutError:
             _end(process)
             raise UserError(f"training with the {label} stood still for {STALLS_AFTER_S} s", f"see {log}") from None
@@ -197,6 +203,15 @@ def _train(
         wall_s,
         summary_json["job_id"],
     )
+
+
+def _lost(daemon: subprocess.Popen[bytes], runtime: Path, out: Path) -> None:
+    """See that ranks can still reach the daemon."""
+    if daemon.poll() is not None:
+        raise UserError("the demo's daemon has ended, so nothing is tuned", f"see {out / 'daemon.log'}")
+    if not (runtime / "daemon.sock").exists():
+        problem = f"another program has removed {runtime}, the folder of the demo's daemon"
+        raise UserError(problem, "try again, or set TMPDIR to a folder that nothing cleans")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

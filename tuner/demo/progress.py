@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -40,8 +41,8 @@ class Progress:
         if self._status is not None:
             self._status.stop()
 
-    def wait(self, process: subprocess.Popen[bytes], stalls_after_s: float) -> int:
-        """Show progress until the process ends; its exit code.
+    def wait(self, process: subprocess.Popen[bytes], stalls_after_s: float, check: Callable[[], None]) -> int:
+        """Show progress until the process ends, and call `check` now and then; the exit code.
 
         Raises:
             TimeoutError: no step has ended for `stalls_after_s`.
@@ -56,6 +57,7 @@ class Progress:
                 if time.monotonic() > until_s:
                     raise TimeoutError from None
                 self._show(n_done)
+                check()
 
     def _n_done(self) -> int:
         try:

@@ -16,7 +16,7 @@ from ....agent.nccl import compiled
 from ....store.errors import UserError
 from ....store.foreign.own_python import python_with
 from ....store.records import Collective, Outcome
-from ..scratch import ScratchFolder
+from ...scratch import ScratchFolder
 from .protocol import ASK_CHUNK_SIZE, Failed, Measure, MeasuredCalls, Ready, Reply, Stop, reply_of, to_line
 
 START_TIMEOUT_S: Final = 90.0

@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import resource
-import shutil
 import socket as sockets
 import subprocess
-import tempfile
-from pathlib import Path
 from typing import Final
 
 import psutil
@@ -17,6 +14,7 @@ import psutil
 from ....store.errors import UserError
 from ....store.foreign.own_python import python_with
 from ....store.paths import ENDPOINT_REMEDY, MAX_IPC_PATH_BYTES
+from ...scratch import ScratchFolder
 
 _log = logging.getLogger("zerotune.daemon")
 
@@ -45,12 +43,11 @@ class Gate:
         except OSError as error:
             raise UserError(f"endpoint {endpoint} cannot be bound: {error.strerror}", ENDPOINT_REMEDY) from error
         self.address = "tcp://{}:{}".format(*self._listening.getsockname())
-        folder = tempfile.mkdtemp(prefix="zerotune-")
-        if len(folder) + len("/door.sock") > MAX_IPC_PATH_BYTES:
-            shutil.rmtree(folder)
-            folder = tempfile.mkdtemp(prefix="zerotune-", dir="/tmp")
-        self._folder = Path(folder)
-        self.inner = f"ipc://{self._folder / 'door.sock'}"
+        self._folder = ScratchFolder("zerotune-door-")
+        if len(f"{self._folder.path}/door.sock") > MAX_IPC_PATH_BYTES:
+            self._folder.cleanup()
+            self._folder = ScratchFolder("zerotune-door-", "/tmp")
+        self.inner = f"ipc://{self._folder.path / 'door.sock'}"
         """Where the daemon meets them."""
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -89,7 +86,7 @@ class Gate:
 
     def remove(self) -> None:
         """Remove the folder, after the daemon's socket was closed."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
 
 def _address(host: str, port: str) -> tuple[str, int]:

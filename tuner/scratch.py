@@ -19,12 +19,15 @@ class ScratchFolder:
 
     Its owner holds a lock on it, which the kernel frees however the process ends: a folder without a lock is unused.
     Unused folders of the same `prefix` and user are removed at the start, if there are locks on that file system.
+
+    Args:
+        within: the folder that it is in; None: the one for temporary files.
     """
 
-    def __init__(self, prefix: str) -> None:
-        _remove_leftovers(prefix)
+    def __init__(self, prefix: str, within: str | None = None) -> None:
+        _remove_leftovers(prefix, within)
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=prefix))
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=within))
             with contextlib.suppress(FileNotFoundError):
                 self._descriptor = os.open(self.path, _FOLDER)
                 if _lock(self._descriptor) is not False and self.path.exists():
@@ -48,8 +51,8 @@ class ScratchFolder:
             self._descriptor = -1
 
 
-def _remove_leftovers(prefix: str) -> None:
-    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+def _remove_leftovers(prefix: str, within: str | None) -> None:
+    for path in Path(within or tempfile.gettempdir()).glob(f"{prefix}*"):
         try:
             if path.lstat().st_uid != os.getuid():
                 continue
