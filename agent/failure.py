@@ -28,7 +28,8 @@ def failure_in_words() -> str:
     status = getattr(error, "exit_code", 1)
     first = getattr(error, "get_first_failure", None)  # torchrun's, of its ranks
     if callable(first):
-        status = first()[1].exitcode
+        rank, failed = first()
+        name, status = f"rank {rank}", failed.exitcode
     return f"{name}, exit status {status}{_without_gpu(str(error).lower())}"[:MAX_WORDS]
 
 

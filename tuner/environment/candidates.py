@@ -164,7 +164,7 @@ def read_candidates(path: Path) -> list[Candidate]:
         raise UserError(f"{path} is larger than {MOST_BYTES} bytes", "list a few candidates, one a line")
     found: dict[Candidate, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        if not (stated := line.partition("#")[0].strip()):
+        if not (stated := line.partition("#")[0].strip().removeprefix("export ")):
             continue
         where = f"{path}, line {number}"
         shape = SHAPE.fullmatch(stated)

@@ -146,7 +146,7 @@ def launch(
     from ....store.job_options import JobOptions
     from ....store.paths import check_endpoint
     from ...client.holders import holder_of
-    from ...client.status import fetch_status, no_answer
+    from ...client.status import fetch_status, no_answer, store_text
 
     request = launching.LaunchRequest(
         command, fabric, endpoint, agent,
@@ -265,6 +265,8 @@ def launch(
                 file=sys.stderr,
             )
     if answer is not None:
+        for words, _ in store_text(answer):
+            print(f"zerotune: {words}", file=sys.stderr)
         is_used = bounds is None or _bounds(bounds.options()) == _bounds(answer.options)
         unused = [] if is_used else for_daemon
         if given["--store"] and store_file is not None and os.path.realpath(store_file) != answer.store_path:

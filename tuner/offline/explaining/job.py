@@ -172,6 +172,7 @@ def _head(store: Store, jobs: JobsRead, job: JobRecord, decisions: Sequence[Deci
         n_damaged=store.measured_calls(job.job_id).n_damaged,
         n_impossible_times=job.passages.n_impossible_times,
         frozen_since=max((one.step or 0 for one in current if one.kind == DecisionKind.freeze), default=0),
+        in_shadow=next((one.reason for one in reversed(current) if one.kind == DecisionKind.shadow), ""),
     )
 
 

@@ -43,6 +43,8 @@ class Head(msgspec.Struct, frozen=True):
     """Collectives to which NCCL gave the times of others: not measured, and not counted."""
     frozen_since: int = 0
     """The step since which nothing new was tried; 0: that did not come."""
+    in_shadow: str = ""
+    """What would have changed, had it not run in shadow; empty: it did not."""
 
 
 class Explanation(msgspec.Struct, frozen=True):

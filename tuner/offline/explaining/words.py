@@ -53,8 +53,10 @@ def render(
         console.print("Nothing was decided in this job, and no training of it was measured. --job names another.")
         return
     if head is not None:
-        frozen = f", tuning frozen since step {head.frozen_since:,}" if head.frozen_since else ""
+        frozen = f", tuning frozen since step {head.frozen_since:,} (--tune-for)" if head.frozen_since else ""
         _indented(console, workload(Stage[head.stage], head.missing_evidence) + frozen)
+        if head.in_shadow:
+            _indented(console, f"{head.in_shadow}: --all shows where, and why")
         if head.baseline:
             _indented(console, f"NCCL's own choice is that of the tuner {head.baseline}, which is asked before ours")
         for words in (*late(head.lateness), *was_late(head.lateness), *to_be_padded(head.misaligned)):
