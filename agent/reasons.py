@@ -18,7 +18,7 @@ class Reason(Enum):
     """Its name is the code that the line ends with; its value the words, completed with details."""
 
     script_failed = "the script itself failed: {detail}"
-    no_agent = "no process had the agent, unless the job ended at once; run `zerotune doctor` in the environment that trains"
+    no_agent = "no process had the agent, or the job ended at once; run `zerotune doctor` where it trains"
     no_group = "no process with the agent made a process group"
     cut_short = "rank 0 was killed before it could say what was tuned; `zerotune explain` has what is known"
     one_rank = "the job has one rank, and so no collectives"

@@ -135,6 +135,7 @@ def test_a_later_build_reads_new_objects_only_and_says_the_same_as_one_of_all(tm
     assert made(clean, tmp_path / "again").book.cells == built.book.cells
 
 
+@pytest.mark.slow
 def test_bad_objects_are_skipped_and_named(tmp_path: Path) -> None:
     url = tmp_path / "fleet"
     share_fleet(url, 3)

@@ -74,6 +74,7 @@ def is_true(book: Book) -> bool:
     return gains(book) == pytest.approx([TRUE_GAIN] * 2, abs=0.02)
 
 
+@pytest.mark.slow
 def test_one_writer_under_eight_names_and_many_jobs_is_one_voice(tmp_path: Path) -> None:
     fleet(tmp_path)
     for at in range(8):
@@ -202,6 +203,7 @@ def test_a_copy_in_another_file_is_not_counted_again(tmp_path: Path) -> None:
     assert clean.cells == before.cells
 
 
+@pytest.mark.slow
 def test_what_an_unsigned_copy_says_hides_nothing(tmp_path: Path) -> None:
     for name in HONEST:
         packed = share(tmp_path, name)

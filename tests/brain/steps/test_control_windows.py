@@ -103,6 +103,7 @@ def test_they_change_nothing_of_what_is_found() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_a_host_that_becomes_busy_is_no_loss(seed: int) -> None:
     world = _job(seed, busy_from=500)
     brain = make_brain(world, settings=CONTROLLED)
