@@ -9,9 +9,9 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..store.job_names import is_job_name
 from ..store.job_options import MOST_STEPS, NOTHING_TOLD, JobOptions
 from ..store.paths import default_endpoint
+from ..store.records.job_names import is_job_name
 from .machine.launchers import local_rank
 
 ENV_LAUNCH = "ZEROTUNE_LAUNCH"

@@ -15,8 +15,8 @@ from unittest.mock import patch
 import numpy as np
 from prometheus_client.core import Metric
 
-from zerotune.store.lateness import Lateness, LateRank, SlowCommunicator
 from zerotune.store.records import Stage
+from zerotune.store.records.lateness import Lateness, LateRank, SlowCommunicator
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.store.wire import JobStatus, StatusReply
 from zerotune.tuner.cli.app import command_line

@@ -22,7 +22,7 @@ PAGE: Final = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms: made by docs/rooms.py -->", "<!-- end of rooms -->"
 DEEPER: Final = ("agent/nccl/emulated",)
 """Rooms within rooms that are told apart."""
-WITHIN: Final = {"store/foreign": "store"}
+WITHIN: Final = {"store/foreign": "store", "store/records": "store"}
 """Folders that are no rooms of their own."""
 NO_ROOM: Final = ("agent/site", "zero_runtime/examples")
 """A file that Python runs by itself, and scripts."""
@@ -80,7 +80,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
             "zero_runtime/optimizer",
         },
     ),
-    "tuner base": ("the join of one collective over its ranks; what follows from decisions", RECORDED),
+    "tuner base": ("the join of one collective over its ranks; what follows from decisions; scratch folders", RECORDED),
     "tuner/late_ranks": ("which ranks collectives wait for", CONTRACTS),
     "tuner/client": ("speaks to a daemon from outside a job", CONTRACTS | {"agent/daemon_link"}),
     "tuner/traces": ("reads other tools' traces and ours", RECORDED | {"agent/nccl", "tuner base"}),

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from .errors import WireError, printable
 from .job_options import NOTHING_TOLD, JobOptions
-from .lateness import Lateness
 from .misaligned import Misaligned
-from .passages import Passages
 from .records import U32, Exposure, MissingEvidence, Ordinal, Plan, Stage, StepRecord, Text
+from .records.lateness import Lateness
+from .records.passages import Passages
 
 WIRE_VERSION: Final = 2
 HEADER: Final = struct.pack("<2sH", b"ZT", WIRE_VERSION)

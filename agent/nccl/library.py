@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...store.errors import PlanError, PluginError
-from ...store.passages import OtherPlugin, Passage, PassageKind, Passages
 from ...store.records import CommunicatorClass, Plan, PlanRow, TimingSource, phase_name
+from ...store.records.passages import OtherPlugin, Passage, PassageKind, Passages
 from ...store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
 from .compiled import PLUGIN
 

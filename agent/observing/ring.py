@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...store import wire
-from ...store.passages import Passages
+from ...store.records.passages import Passages
 from ...store.wire import FLAG_TIMED
 from ..daemon_link.cost_book import CostBook
 from ..nccl.library import COST_RING_RECORDS, RING_RECORDS

@@ -97,7 +97,7 @@ def m003_names_and_ends_of_jobs(db: sqlite3.Connection | Database) -> None:
 
 @_step
 def m004_what_passed_the_tuner_by(db: sqlite3.Connection | Database) -> None:
-    """Sums of what ran in a job with and without the tuner's decision, as JSON (`store/passages.py`)."""
+    """Sums of what ran in a job with and without the tuner's decision, as JSON (`store/records/passages.py`)."""
     db.execute("ALTER TABLE jobs ADD COLUMN passages TEXT NOT NULL DEFAULT '{}'")
 
 
@@ -111,7 +111,7 @@ def m005_what_was_written(db: sqlite3.Connection | Database) -> None:
 
 @_step
 def m006_who_was_late(db: sqlite3.Connection | Database) -> None:
-    """Which ranks of a job collectives waited for, as JSON (`store/lateness.py`)."""
+    """Which ranks of a job collectives waited for, as JSON (`store/records/lateness.py`)."""
     db.execute("ALTER TABLE jobs ADD COLUMN lateness TEXT NOT NULL DEFAULT '{}'")
 
 

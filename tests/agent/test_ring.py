@@ -7,8 +7,8 @@ import pytest
 from zerotune.agent.observing.ring import UNKNOWN_RANK, RecordDrain
 from zerotune.agent.steps.step_queue import MAX_QUEUED, StepQueue
 from zerotune.store import wire
-from zerotune.store.passages import Passage, PassageKind, Passages
 from zerotune.store.records import StepRecord
+from zerotune.store.records.passages import Passage, PassageKind, Passages
 
 
 class FakeRings:

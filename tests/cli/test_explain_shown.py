@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from zerotune.store.passages import OtherPlugin, Passages
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
@@ -26,6 +25,7 @@ from zerotune.store.records import (
     StepRecord,
     size_class,
 )
+from zerotune.store.records.passages import OtherPlugin, Passages
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner import cli
 from zerotune.tuner.offline import explaining

@@ -14,7 +14,6 @@ from benchmarks.lib.command_line import zerotune
 from zerotune.agent.launch import LaunchRequest, environment
 from zerotune.agent.settings import AgentSettings
 from zerotune.store.errors import UserError
-from zerotune.store.job_names import is_job_name
 from zerotune.store.lockfile import LockFile
 from zerotune.store.records import (
     BASELINE,
@@ -25,6 +24,7 @@ from zerotune.store.records import (
     Phase,
     StepRecord,
 )
+from zerotune.store.records.job_names import is_job_name
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.client.holders import living_holder
 from zerotune.tuner.offline.jobs.before_after import JobsRead

@@ -15,7 +15,7 @@ import zmq
 
 from zerotune.agent.daemon_link.receiving import receive_frames
 from zerotune.store import wire
-from zerotune.store.lateness import Lateness
+from zerotune.store.records.lateness import Lateness
 from zerotune.tuner.join import OBSERVATION
 from zerotune.tuner.service.endpoint import BoundEndpoint, make_keys
 from zerotune.tuner.service.nodes import MAX_FORWARDED, Uplink

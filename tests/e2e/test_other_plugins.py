@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.lib.nccl.other_plugins import other_profiler, other_tuner
-from zerotune.store.passages import OtherPlugin
+from zerotune.store.records.passages import OtherPlugin
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from zerotune.store.lateness import Lateness, LateRank
 from zerotune.store.records import Collective
+from zerotune.store.records.lateness import Lateness, LateRank
 from zerotune.tuner.join import OBSERVATION
 from zerotune.tuner.late_ranks import finder
 from zerotune.tuner.late_ranks.finder import LateRankFinder

@@ -18,8 +18,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from zerotune.store.errors import UserError
-from zerotune.store.lateness import Lateness, LateRank, SlowCommunicator
 from zerotune.store.records import Collective, Phase, Stage
+from zerotune.store.records.lateness import Lateness, LateRank, SlowCommunicator
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.store.wire import JobStatus, StatusReply
 from zerotune.tuner.metrics import Collector, collector, dashboard, server

@@ -21,8 +21,8 @@ import pytest
 import yaml
 
 from benchmarks.lib.free_port import free_port
-from zerotune.store.lateness import Lateness, LateRank
 from zerotune.store.records import Collective, Phase, Stage
+from zerotune.store.records.lateness import Lateness, LateRank
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.store.wire import JobStatus, StatusReply
 from zerotune.tuner.metrics import Collector, collector, dashboard, server

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from ...store.errors import UserError
-from ...store.job_names import MAX_NAME_LENGTH, is_job_name
+from ...store.records.job_names import MAX_NAME_LENGTH, is_job_name
 from . import completion
 from .terminal import shown
 

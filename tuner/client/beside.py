@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...store.passages import OtherPlugin, Passages
+from ...store.records.passages import OtherPlugin, Passages
 
 
 def beside(passages: Passages) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ...store.lateness import Lateness, LateRank, SlowCommunicator
+from ...store.records.lateness import Lateness, LateRank, SlowCommunicator
 
 MOST_NAMED: Final = 6
 """The latest; `--json` has all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...store.counted import counted
-from ...store.passages import Passages
+from ...store.records.passages import Passages
 
 
 def mistimed(passages: Passages) -> Iterator[str]:

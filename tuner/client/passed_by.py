@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...store.passages import PassageKind, Passages
+from ...store.records.passages import PassageKind, Passages
 
 _WORDS: Final = {
     PassageKind.unknown: "collectives without a decision (why is not known)",

@@ -12,9 +12,9 @@ from ...agent.daemon_link.door import is_there
 from ...store import wire
 from ...store.counted import counted, size_text
 from ...store.errors import UserError
-from ...store.job_names import titled
 from ...store.paths import default_endpoint
 from ...store.records import Exposure, HowKnown, MissingEvidence, Stage
+from ...store.records.job_names import titled
 from .beside import beside
 from .holders import Holder
 from .late import late

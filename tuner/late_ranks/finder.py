@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ...store.lateness import MAX_NAMED, Lateness, LateRank, SlowCommunicator
+from ...store.records.lateness import MAX_NAMED, Lateness, LateRank, SlowCommunicator
 from .blame import blamed
 from .persistence import (
     BEGUN_ANEW_STEPS,

@@ -12,9 +12,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...store.job_names import is_job_name
-from ...store.lateness import Lateness
-from ...store.passages import Passages, summed
 from ...store.records import (
     Decision,
     DecisionKind,
@@ -25,6 +22,9 @@ from ...store.records import (
     StepRecord,
     size_class_floor,
 )
+from ...store.records.job_names import is_job_name
+from ...store.records.lateness import Lateness
+from ...store.records.passages import Passages, summed
 from ...store.wire import Hello, JobStatus
 from ..fingerprint.missing import missing_after
 from ..join import OBSERVATION, Joiner

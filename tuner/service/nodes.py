@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...store.lateness import Lateness
+from ...store.records.lateness import Lateness
 from ...store.wire import MAX_RECORDS_BYTES, OBSERVATION_BYTES, Forwarded
 
 FORWARD_EVERY_S: Final = 1.0

@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from ...store import wire
-from ...store.job_names import titled
 from ...store.paths import default_endpoint
 from ...store.records import Decision, DecisionKey, size_class_range
+from ...store.records.job_names import titled
 from ..client.beside import beside
 from ..client.late import late, who
 from ..client.mistimed import mistimed

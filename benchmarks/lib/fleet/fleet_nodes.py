@@ -17,8 +17,8 @@ import zmq
 
 from zerotune.agent.nccl import fabric
 from zerotune.store import wire
-from zerotune.store.lateness import Lateness
 from zerotune.store.records import Collective, Phase, Plan, StepRecord, TimingSource
+from zerotune.store.records.lateness import Lateness
 from zerotune.tuner.join import OBSERVATION
 from zerotune.tuner.service.nodes import Uplink
 from zerotune.tuner.service.uplinks import Uplinks

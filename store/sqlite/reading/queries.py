@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...lateness import Lateness
-from ...passages import Passages
 from ...records import Decision, JobRecord, ModelRecord, Outcome, Source, Stage, StepRecord
+from ...records.lateness import Lateness
+from ...records.passages import Passages
 from ...wire import Facts
 from ..damage.sound_rows import CHUNKED_SERIES
 from ..opening import reader

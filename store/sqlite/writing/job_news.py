@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from ...lateness import Lateness
-from ...passages import Passages
 from ...records import Stage
+from ...records.lateness import Lateness
+from ...records.passages import Passages
 
 
 class JobNews(TypedDict, total=False):

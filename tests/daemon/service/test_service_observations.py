@@ -6,7 +6,7 @@ import numpy as np
 from service_stubs import report
 
 from zerotune.store import wire
-from zerotune.store.passages import Passage, PassageKind, Passages
+from zerotune.store.records.passages import Passage, PassageKind, Passages
 from zerotune.tuner.service.job import GREETED_S, NEWS_EVERY_S
 
 

@@ -12,8 +12,8 @@ import pytest
 from emulated_pair import MIB, Pair, issue, plugin_with
 
 from zerotune.agent.nccl import compiled, library
-from zerotune.store.passages import OtherPlugin
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
+from zerotune.store.records.passages import OtherPlugin
 from zerotune.store.wire import FLAG_MATCHED
 
 SHAPE = CommunicatorClass(2, 2)

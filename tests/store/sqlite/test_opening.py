@@ -14,8 +14,8 @@ import pytest
 from sqlite_utils import Database, Migrations
 
 from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError
-from zerotune.store.lateness import Lateness, LateRank
-from zerotune.store.passages import Passage, PassageKind, Passages
+from zerotune.store.records.lateness import Lateness, LateRank
+from zerotune.store.records.passages import Passage, PassageKind, Passages
 from zerotune.store.sqlite import migrations
 from zerotune.store.sqlite.backup import back_up
 from zerotune.store.sqlite.database import Store

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from ....store.lateness import Lateness
 from ....store.misaligned import Misaligned
 from ....store.records import BASELINE, CommunicatorClass, Decision, DecisionKey, MissingEvidence, Stage
+from ....store.records.lateness import Lateness
 from ...learning.policy.overrides import Override
 from ..jobs.listing import Gain
 

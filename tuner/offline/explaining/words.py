@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ....store.counted import counted
-from ....store.job_names import titled
-from ....store.passages import Passages
 from ....store.records import Stage
+from ....store.records.job_names import titled
+from ....store.records.passages import Passages
 from ...client.late import late, was_late
 from ...client.misaligned import to_be_padded
 from ...client.mistimed import mistimed

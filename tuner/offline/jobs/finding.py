@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ....store.errors import UserError
-from ....store.job_names import titled
 from ....store.records import JobRecord
+from ....store.records.job_names import titled
 from ....store.sqlite.database import Store
 
 MAX_OFFERED = 5

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ....store.job_names import titled
+from ....store.records.job_names import titled
 from .listing import Gain, GainKind, JobEnd, JobLine
 
 STYLES = {

@@ -1,0 +1,78 @@
+"""Decisions: why a plan's row is what it is."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from .keys import DecisionKey
+from .nccl import Candidate
+
+
+class DecisionKind(str, Enum):
+    """What a decision is about; those from `pace` on concern the whole job."""
+
+    explore = "explore"
+    promote = "promote"
+    keep = "keep"
+    rollback = "rollback"
+    prior = "prior"
+    """Known from earlier jobs."""
+    provisional = "provisional"
+    """It runs in most steps, though it is not proven to be faster."""
+    pace = "pace"
+    """Training's own pace has changed."""
+    regime = "regime"
+    """The network has."""
+    variant = "variant"
+    """Another plan was compared with the one in force."""
+    takeover = "takeover"
+    """Another daemon began to decide."""
+    shadow = "shadow"
+    """What a daemon in shadow would have gained."""
+    control = "control"
+    """NCCL's own choice runs for a control window, under this epoch."""
+    freeze = "freeze"
+    """From here on nothing new is tried."""
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Why one row of a plan is what it is; what `zerotune explain` reads."""
+
+    job_id: str
+    fabric_id: str
+    key: DecisionKey
+    candidate: Candidate
+    epoch: int
+    kind: str
+    """Of a `DecisionKind`, or of an older version."""
+    reason: str
+    predicted_us: float | None = None
+    predicted_low_us: float | None = None
+    predicted_high_us: float | None = None
+    baseline_us: float | None = None
+    n_measurements: int = 0
+    model_id: str = ""
+    decided_at_s: float = 0.0
+    alternatives: str = "[]"
+    """JSON list of the other candidates: setting, predicted interval, measured median and count."""
+    step: int | None = None
+    """The newest step known when this was decided; for a change of pace the step that showed it.
+
+    None in decisions of older versions.
+    """
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it only says that NCCL's own choice runs for a control window, as many do, all alike."""
+        return self.kind == DecisionKind.control
+
+    @property
+    def is_of_job(self) -> bool:
+        """Whether this concerns the whole job: its key is then only one of many."""
+        return self.kind in OF_JOB
+
+
+OF_JOB: Final = tuple(DecisionKind)[tuple(DecisionKind).index(DecisionKind.pace) :]
