@@ -36,7 +36,7 @@ from ..modeling.medians import MeasuredSetting, Medians, medians
 from ..modeling.statistics import statistics
 from ..offline.comparison import Comparison, compare
 from ..offline.jobs.before_after import settled_of
-from ..offline.size_ranges import rounded_range
+from ..offline.size_ranges import exact_range
 from ..scratch import ScratchFolder
 from .progress import Progress
 
@@ -132,7 +132,8 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
     console.print(
         f"report: {report}\nstore:  {store_path}  (try: zerotune explain --store {of_store})\n"
         # Policies that learn from earlier jobs know of none here.
-        f"trace:  {_traces(out)}  (try: zerotune replay {of_traces} --store {of_store} --policy tuner --policy oracle)"
+        f"trace:  {_traces(out)}  (try: zerotune replay {of_traces} --store {of_store} --policy tuner --policy oracle)",
+        soft_wrap=True,
     )
     if off.loss_hex != on.loss_hex:
         raise UserError("the loss curves differ", f"please report this with {out}")
@@ -282,7 +283,7 @@ def print_decisions(console: Console, decisions: list[Decision], here: Medians, 
         low, high = size_class_range(key.size_class)
         own, chosen = _undecided(here[key]) if key not in settled else _decided(settled[key], here, everywhere)
         place = f"{key.collective.name}\n{key.phase.name}"
-        table.add_row(place, rounded_range(low, high, " to\n"), own, chosen, end_section=True)
+        table.add_row(place, exact_range(low, high).replace(" to ", " to\n") + " bytes", own, chosen, end_section=True)
     console.print(table)
 
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.status import Status
 
 LOOK_EVERY_S: Final = 0.5
-LINES_IN_FILE: Final = 5
-"""Lines of progress where the output is a file: one per fifth of the steps."""
+LINES_IN_FILE: Final = 10
+"""Lines of progress if the output is a file: one per tenth of the steps."""
 
 
 class Progress:

@@ -26,6 +26,8 @@ class NextTrial(msgspec.Struct, frozen=True):
     min_bytes: int
     max_bytes: int
     setting: str
+    now_us: float
+    """Expected of `setting`, as `expected_us` is of `candidate`."""
     candidate: str
     expected_us: float
     low_us: float
@@ -53,8 +55,9 @@ def _best(one: Explanation) -> NextTrial | None:
         worth_us = share * now_us * (one.calls_per_step or 0.0)
         if share >= WORTHWHILE and (best is None or worth_us > best.worth_us):
             sizes = one.min_bytes, one.max_bytes
-            names = one.setting, each["candidate"]
-            best = NextTrial(one.collective, one.phase, *sizes, *names, each["predicted_us"], low, high, worth_us)
+            now = one.setting, float(now_us)
+            then = each["candidate"], each["predicted_us"]
+            best = NextTrial(one.collective, one.phase, *sizes, *now, *then, low, high, worth_us)
     return best
 
 
@@ -64,14 +67,18 @@ def render_next(trials: Sequence[NextTrial], console: Console) -> None:
         console.print("Nothing would be tried: no setting that this job never ran promises enough at any key.")
         return
     line = "\n" if console.width < WIDE else " "
-    headings = f"collective,{line}phase", "bytes", "runs", "would be tried", f"expected us{line}(90 %)"
-    table = Table(*headings, f"worth{line}per step", box=None)
+    runs, tried = f"runs,{line}expected us", f"would be tried,{line}expected us (90 %)"
+    table = Table(f"collective,{line}phase", "bytes", runs, tried, f"worth{line}per step", box=None)
     for one in trials:
         table.add_row(
             f"{one.collective}{line}{one.phase}",
             exact_range(one.min_bytes, one.max_bytes).replace(" to ", f" to{line}"),
-            one.setting, one.candidate,
-            f"{one.expected_us:,.1f}{line}({one.low_us:,.1f}..{one.high_us:,.1f})", f"{one.worth_us:,.1f} us",
+            f"{one.setting}{line}{one.now_us:,.1f}",
+            f"{one.candidate}{line}{one.expected_us:,.1f} ({one.low_us:,.1f}..{one.high_us:,.1f})",
+            f"{one.worth_us:,.1f} us",
         )  # fmt: skip
     console.print(table)
-    console.print("What is tried first is what risks least; all trials together must fit the budget.")
+    console.print(
+        "Worth is what a trial may bring: nothing is lost for good if the setting turns out slower."
+        " What is tried first is what risks least; all trials together must fit the budget."
+    )

@@ -27,6 +27,10 @@ from .values import Explanation, Head
 MAX_UNSEEN: Final = 4
 WIDE: Final = 110
 """Columns of a terminal where a key's figures have room on one line."""
+BEYOND_CALLS: Final = (
+    "What whole steps save beyond that is computation: channels hold multiprocessors of the GPU, and fewer channels"
+    " leave it more of them."
+)
 MEANINGS: Final = (
     "baseline: NCCL's own choice. expected: estimated from the predictions and from what this job had measured until"
     " the key's last decision; guessed: from the predictions alone. In a reason, predicted is what was expected before"
@@ -69,7 +73,8 @@ def render(
     news = explanations[0].job_history
     if not shows_all:
         n_decisions = len(news) + sum(len(one.history) for one in explanations)
-        _indented(console, f"{counted(n_decisions, 'decision')} led here: --all shows each with its evidence")
+        history = f"{counted(n_decisions, 'entry', 'entries')} of history: --all shows each with its evidence"
+        _indented(console, f"{history}, --next what would be tried next")
         return
     if news:
         console.print("\n[bold]Of the whole job[/]")
@@ -96,7 +101,7 @@ def _render_savings(
     if told:
         line = "\n" if console.width < WIDE else " "  # a cell's two parts: below one another where there is no room
         headings = (f"collective,{line}phase", "bytes", f"calls{line}per step", f"share{line}of step")
-        to = " to " if line == " " else line
+        to = f" to{line}"
         padding = (0, 2 if line == " " else 1, 0, 0)
         table = Table(*headings, f"saved{line}per step", "setting", box=None, padding=padding)
         for column in (table.columns[0], table.columns[-1]):
@@ -120,6 +125,8 @@ def _render_savings(
                 is_noise = gain.kind is GainKind.within_noise
                 words = "nothing beyond noise" if is_noise else _saved(gain.saved_us, gain.saved_percent)
                 _indented(console, f"whole steps: {words}, against NCCL's own choice beside them")
+                if not is_noise and gain.saved_us > us > 0:
+                    _indented(console, BEYOND_CALLS)
             elif gain is not None and gain.kind is GainKind.unknown:
                 _indented(console, f"whole steps: {unknown_gain(gain)}")
     if quiet:

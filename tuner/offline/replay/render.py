@@ -10,6 +10,7 @@ from rich.table import Table
 from ....store.counted import counted
 from ....store.records import CommunicatorClass
 from ..emulated_note import emulated_note
+from .policies import POLICIES
 from .result import (
     OracleFacts,
     PolicyTotal,
@@ -54,6 +55,9 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
     for total in result.totals:
         table.add_row(*_total_row(total))
     console.print(table)
+    for total in result.totals:
+        meaning = (POLICIES[total.policy].__doc__ or "").partition("\n")[0]
+        console.print(f"[dim]{total.policy}: {meaning}[/]")
     for words in oracle_text(result.oracle):
         console.print(f"[yellow]{words}[/]")
     _render_steps(result, console)

@@ -140,7 +140,7 @@ def _winners_picture(facts: Facts) -> Picture | None:
         return None
     figure = plots.winners(*winner_table(settled, facts.against_own))
     caption = (
-        "Percentages are the change of time against NCCL's own choice, below zero: faster. They are measured;"
+        "Percentages are against NCCL's own choice. They are measured;"
         " what is only predicted says so and is hatched. Size classes of one octave share a cell: the measured one"
         " that changed most is shown, the table below has all."
     )

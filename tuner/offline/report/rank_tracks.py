@@ -106,7 +106,7 @@ def _caption(calls: RankCalls, letters: dict[int, str]) -> str:
         *waits,
         f"Communicators: {'; '.join(sizes)}",
         *(one[0].upper() + one[1:] for one in calls.left_out),
-        "All steps: zerotune store export --to chrome",
+        "All steps: zerotune store export timeline.json --to chrome",
     ]
     return ". ".join(words) + "."
 
