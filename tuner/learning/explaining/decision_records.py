@@ -41,7 +41,7 @@ def decision(
 ) -> Decision:
     """The record of one decision, with all options of its key.
 
-    Predictions are from the last look at the key, updated by later measurements, or else the starting guess (`is_guess`).
+    Predictions are those of the last look at the key with later measurements, or the starting guess (`is_guess`).
 
     Args:
         model_id: model behind the predictions; "" without one.
