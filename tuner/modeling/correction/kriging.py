@@ -35,8 +35,8 @@ _Z: Final = 1.645
 class Kriging:
     """A Gaussian process on logs: smooth in bytes, channels, ranks and nodes, one surface per cell.
 
-    There are two Matern terms: one for all cells, and one for each cell. The share of a cell's term that is common to all
-    collectives is learned. So an unmeasured cell gets the common term and its term in other collectives. The surface of
+    There are two Matern terms: one for all cells, and one for each cell. The fit learns which share of a cell's term
+    all collectives have. So an unmeasured cell gets the common term and its term in other collectives. The surface of
     a cell may have several minima over channels. If several communicators were measured, the jump of NCCL's cost on
     few nodes is an input, too. Length scales are the most probable ones on a sample of the points, with a prior around
     the starting values: a grid of eight sizes says little about them.
