@@ -185,7 +185,7 @@ class Sizes:
 
     @property
     def largest_bytes(self) -> float:
-        """The largest size. A piece that is gathered whole is also sent whole, in its own type, unless buckets cut it."""
+        """The largest size. A piece that is gathered whole is also sent whole, perhaps in another type, unless cut."""
         return float(self.values[-1]) if self.n else 0.0
 
     @cached_property
