@@ -212,7 +212,7 @@ class LateRankFinder:
         if self.nodes:
             node_of = [frozenset(one if one in self.nodes else self._own_node for one in of) for of in self._members]
             links = [(frozenset(node_of[one.column]), one.usual_us) for one in slower]
-            # A node's own daemon does not see its link to other nodes: behind a slow link, a node must be proven late itself.
+            # A daemon does not see its node's link to others: behind a slow link, the node must be proven late itself.
             behind_link = frozenset(node for of_link, _ in links for node in of_link)
             for window, ranks_of in ((self._node_window, self._behind_node), (self._freed, self._late_enough)):
                 for node in blamed(_by_place(window.going_on(limit_us)), node_of, links):
