@@ -12,11 +12,11 @@ from ..options import AsJson, CurveKeys, Endpoint, print_json
 from ..paths import endpoint_or_default
 
 PATIENCE_S: Final = 20.0
-"""A daemon first stores what it has taken in."""
+"""Time for a daemon to store its messages before it ends."""
 
 
 def stop(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJson = False) -> None:
-    """End this node's daemon in good order; jobs train on without it.
+    """End this node's daemon cleanly; jobs train on without it.
 
     Example: zerotune daemon stop
     """
