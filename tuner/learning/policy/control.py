@@ -18,9 +18,6 @@ from .risk import FIRST_LOOK_STEPS
 FIRST_GAP: Final = 7.0
 """Mean number of steps between the neighbours of the first windows; trials go on in these steps."""
 
-APART: Final = 2 * NEIGHBOURS
-"""Least number of steps between two windows of one plan: each window has neighbours of its own."""
-
 UNKNOWN_GAIN: Final = 0.1
 """Assumed loss of a window (share of step time) as long as no gain is known: large, so that windows stay rare."""
 
@@ -81,9 +78,9 @@ class ControlWindows:
         Returns:
             Steps from the end of each window of the plan to the beginning of the next one.
         """
-        fit = int(window_steps) // (APART + FIRST_LOOK_STEPS)
-        room = min(self._n_first - self._n_windows, fit, MAX_STAGES // 2 - 1)
-        gaps = [APART + self._chance.randrange(NEIGHBOURS) for _ in range(1, room)]
+        apart = 2 * NEIGHBOURS  # each window has neighbours of its own
+        room = min(self._n_first - self._n_windows, window_steps // (apart + FIRST_LOOK_STEPS), MAX_STAGES // 2 - 1)
+        gaps = [apart + self._chance.randrange(NEIGHBOURS) for _ in range(1, int(room))]
         self._n_windows += 1 + len(gaps)
         lost_share = UNKNOWN_GAIN if gain is None else max(gain, 0.0)
         lost_steps = (self._n_windows + 1) * FIRST_LOOK_STEPS * lost_share  # including the next window
