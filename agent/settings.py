@@ -37,6 +37,8 @@ ENV_SHADOW = "ZEROTUNE_SHADOW"
 ENV_TUNE_FOR = "ZEROTUNE_TUNE_FOR"
 ENV_COMPARE = "ZEROTUNE_COMPARE"
 ENV_OWN_STEPS = "ZEROTUNE_OWN_STEPS"
+ENV_CHUNK_SIZES = "ZEROTUNE_CHUNK_SIZES"
+"""1: NCCL asks for chunk sizes, on all ranks alike."""
 ENV_TICK_MS = "ZEROTUNE_TICK_MS"
 ENV_CURVE_KEYS = "ZEROTUNE_CURVE_KEYS"
 """Folder with the keys for a daemon at tcp://."""
@@ -89,6 +91,7 @@ class AgentSettings:
             job_options=JobOptions(
                 env.get(ENV_SHADOW) == "1",
                 *(_steps(env.get(name, "")) for name in (ENV_TUNE_FOR, ENV_COMPARE, ENV_OWN_STEPS)),
+                chunk_sizes=env.get(ENV_CHUNK_SIZES) == "1",
             ),
         )
 
