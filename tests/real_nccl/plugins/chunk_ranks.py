@@ -15,7 +15,6 @@ from two_ranks import COUNT, TwoRanks
 from zerotune.agent.nccl import library
 from zerotune.agent.nccl.libnccl import BFLOAT16
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Plan, PlanRow, Protocol
-from zerotune.store.wire import FLAG_CHUNK
 
 SMALL = COUNT >> 1
 FLOAT16 = 6
@@ -71,8 +70,7 @@ def main() -> None:
         records = plugin.drain()
         cells = {(int(one["algorithm"]), int(one["protocol"])) for one in records}
         assert cells == {(candidate.algorithm, candidate.protocol)}, name
-        flags = {bool(one["flags"] & FLAG_CHUNK) for one in records}
-        found[name] = [*launched(), *flags]
+        found[name] = [*launched(), *{int(one["chunk_bytes"]) for one in records}]
 
     def group(rank: int) -> None:
         with ranks.nccl.group():

@@ -124,7 +124,7 @@ def launch(
     ] = None,
     chunk_sizes: Annotated[
         bool,
-        typer.Option("--chunk-sizes", help="NCCL 2.30 and newer: use chunk sizes, too, that a sweep or a job measured."),
+        typer.Option("--chunk-sizes", help="NCCL 2.30 and newer: use chunk sizes, too, that a sweep or job measured."),
     ] = False,
     numerics: Numerics = NumericsChoice.any,
     listen: Listen = None,

@@ -422,9 +422,7 @@ class CandidateTables(Columns):
         return known[nbytes]
 
     def _options_of(self, state: KeyState, offered: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-        """The baseline, the candidates that still differ after NCCL has clamped their channels, and those measured
-        with a chunk size.
-        """
+        """The baseline, what still differs after NCCL has clamped the channels, and what was measured by chunk size."""
         nbytes, default = int(state.message_bytes), state.default_setting
         seen = {(*cell_of(default), default.n_channels)} if default is not None and default.n_channels else set()
         found = [BASELINE]
