@@ -1,4 +1,4 @@
-"""Two ranks under plans that name chunk sizes; prints the chunks that NCCL launched with, in grains.
+"""Two ranks under plans that name chunk sizes; prints the chunks that NCCL launched with, in grains, and recorded ones.
 
 chunk_ranks.py LIBNCCL FOLDER ASKS: `yes` has NCCL ask for chunk sizes.
 """
@@ -20,6 +20,8 @@ SMALL = COUNT >> 1
 FLOAT16 = 6
 """ncclDataType_t: NCCL decides on calls of another type by themselves."""
 N_LEAD = 2
+TELLS_TIMES = 4
+"""Version of the profiler interface from which on kernels are timed."""
 KIB = 1024
 OWN = Candidate(Algorithm.ring, Protocol.simple, 4)
 SETTINGS = {
@@ -46,6 +48,7 @@ def main() -> None:
     plugin, mock = ranks.plugin, ranks.mock
     mock.set_recording(True)
     plugin.set_recording(True)
+    plugin.set_observing(True)
     epoch = 0
 
     def adopt(*rows: PlanRow) -> None:
@@ -63,10 +66,14 @@ def main() -> None:
 
     ranks.call(Collective.all_reduce)
     found: dict[str, object] = {"no plan": launched()}
+    ranks.wait_for(2 * (plugin.profiler_abi() >= TELLS_TIMES))
     plugin.drain()
     for name, candidate in SETTINGS.items():
         adopt(row(candidate, COUNT))
+        n_timed = plugin.counters().n_timed + 2 * (plugin.profiler_abi() >= TELLS_TIMES)
         ranks.call(Collective.all_reduce)
+        ranks.wait_for(n_timed)
+        assert plugin.counters().n_timed == n_timed, name
         records = plugin.drain()
         cells = {(int(one["algorithm"]), int(one["protocol"])) for one in records}
         assert cells == {(candidate.algorithm, candidate.protocol)}, name
