@@ -89,8 +89,10 @@ class AgentSettings:
             training=env.get(ENV_TRAINING, ""),
             proposed_environment=env.get(ENV_PROPOSED, ""),
             job_options=JobOptions(
-                env.get(ENV_SHADOW) == "1",
-                *(_steps(env.get(name, "")) for name in (ENV_TUNE_FOR, ENV_COMPARE, ENV_OWN_STEPS)),
+                shadow=env.get(ENV_SHADOW) == "1",
+                tune_steps=_steps(env.get(ENV_TUNE_FOR, "")),
+                compare_steps=_steps(env.get(ENV_COMPARE, "")),
+                own_steps=_steps(env.get(ENV_OWN_STEPS, "")),
                 chunk_sizes=env.get(ENV_CHUNK_SIZES) == "1",
             ),
         )

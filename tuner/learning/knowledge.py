@@ -106,7 +106,8 @@ class Knowledge:
         if not self._has_chunk_sizes:
             return self
         plain = copy.copy(self)
-        plain._by_key, plain._by_place, plain._gains = map(_plain, (self._by_key, self._by_place, self._gains))
+        plain._by_key, plain._by_place = _plain(self._by_key), _plain(self._by_place)
+        plain._gains = _plain(self._gains)
         return plain
 
     def with_chunk_size(self, key: DecisionKey) -> list[Candidate]:
