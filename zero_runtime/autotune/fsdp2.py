@@ -51,10 +51,9 @@ class Gathers:
         self._n_gathers = self._n_passes = self._n_unlike = 0
         self._meets_at = READY_AFTER
         self._has_stepped = False
-        self._stepped_at = 0
+        self._stepped_at = self._period = 0
         self._periods: list[int] = []
         """Passes from one optimizer step to the next."""
-        self._period = 0
         self._gathers_at = self._gathers_per_step = 0
         self._boundaries: Boundaries | None = None
         self._unhook: Callable[[], None] = lambda: None
@@ -95,7 +94,7 @@ class Gathers:
             self._n_passes += 1
             if self._boundaries is None:
                 self._learn()
-            elif self._n_passes % self._period == 0:
+            elif (self._n_passes - self._stepped_at) % self._period == 0:
                 self._step_begins(self._boundaries)
 
     def _is_captured(self) -> bool:
@@ -119,7 +118,8 @@ class Gathers:
         if self._store(0) % self.group.size():
             self._leave("not all ranks enabled the same communicator_variants")
             return
-        is_unknown, period = self._greatest([int(not self._periods), mode(self._periods or [0])])
+        said = [int(not self._periods), mode(self._periods or [0]), self._stepped_at]
+        is_unknown, self._period, self._stepped_at = self._greatest(said)
         if is_unknown:
             self._meets_at *= 2
             if self._meets_at > LAST_MEETING:
@@ -130,7 +130,7 @@ class Gathers:
             self._leave("")
             return
         self._unhook()
-        self._period, self._gathers_at = period, self._n_gathers
+        self._gathers_at = self._n_gathers
         self._boundaries = Boundaries(
             Choices((0,), (0,), variants=numbers),
             StepSettings(0, 0),

@@ -82,9 +82,10 @@ class Variants:
         return tuple(self.groups)
 
     def _made(self, config: Mapping[str, int]) -> dist.ProcessGroup | None:
-        name, options = shown(config), self._options(config)
-        are_lacking, before_bytes = self._agreed(options is None)
+        name, (options, why) = shown(config), self._options(config)
+        are_lacking, before_bytes = self._agreed(bool(why))
         if are_lacking:
+            say(logging.WARNING, "gathers do not try %s: %s", name, why or "another rank's torch build does not know it")
             return None
         if before_bytes < 2 * RESERVE_BYTES:
             self._say_short(name, before_bytes, "and it is not made")
@@ -112,8 +113,8 @@ class Variants:
         text = "gathers do not try %s: a rank has %.1f GB of device memory left, %s"
         say(logging.WARNING, text, name, left_bytes / 1e9, what)
 
-    def _options(self, config: Mapping[str, int]) -> Any:
-        """The usual group's, changed; None: this torch has no such field."""
+    def _options(self, config: Mapping[str, int]) -> tuple[Any, str]:
+        """The usual group's, changed, and why they cannot be; empty: they can."""
         own = getattr(self._usual, "options", None)  # an emulated group's
         usual = self._usual._get_backend(self._device).options if own is None else own
         options = type(usual)()
@@ -124,10 +125,8 @@ class Variants:
             setattr(options.config, name, config.get(name, getattr(usual.config, name)))
         unknown = [name for name in config if name not in known]
         if unknown:
-            there = ", ".join(known)
-            say(logging.WARNING, "gathers do not try %s: NCCL's config has no %s in this torch build, only %s",
-                shown(config), ", ".join(unknown), there)  # fmt: skip
-        return None if unknown else options
+            return options, f"NCCL's config has no {', '.join(unknown)} in this torch build, only {', '.join(known)}"
+        return options, ""
 
     def keep(self, number: int) -> tuple[int, ...]:
         """Destroy all groups but the usual one and `number`; all ranks call it, with nothing under way on the others.
@@ -152,7 +151,8 @@ class Variants:
         )
         percent, doubt = 100 * -math.expm1(judged.difference), 100 * judged.doubt
         if judged.is_faster:
-            say(logging.INFO, "gathers use %s: steps %.1f %% ± %.1f faster than with %s", tried, percent, doubt, against)
+            say(logging.INFO, "gathers use %s: steps %.1f %% ± %.1f faster than with %s",
+                tried, percent, doubt, against)  # fmt: skip
         else:
             say(logging.INFO, "gathers stay with %s: steps %.1f %% ± %.1f %s with %s",
                 against, abs(percent), doubt, "faster" if percent > 0 else "slower", tried)  # fmt: skip

@@ -21,7 +21,7 @@ from zerotune.zero_runtime.autotune.agreement import COUNTED_STEPS, Boundaries
 from zerotune.zero_runtime.autotune.choices import FINEST, Choices, StepSettings
 from zerotune.zero_runtime.autotune.search import LEAST_GAIN, Search
 
-CHOICES = Choices(tuple(1 << place for place in range(10, 16)), (0, 1, 2), layer_bytes=1000)
+CHOICES = Choices(tuple(1 << place for place in range(10, 16)), (0, 1, 2), layer_bytes=1000, variants=(0, 1, 2))
 BEGIN = StepSettings(1 << 12, 1)
 PLENTY = 1 << 40
 
@@ -153,6 +153,7 @@ def test_ranks_never_differ(seed: int, n_ranks: int, failures: frozenset[int]) -
     assert all(ran[rank] == ran[0] for rank in ran)
     assert len(ran[0]) == 20 * (COUNTED_STEPS + 1)
     assert all(one.bucket_bytes in CHOICES.buckets_bytes and one.prefetch in CHOICES.prefetches for one in ran[0])
+    assert all(one.variant in CHOICES.variants for one in ran[0])
 
 
 def searched(cost: Callable[[StepSettings], float], noise: float, seed: int) -> tuple[Search, list[StepSettings]]:
@@ -163,11 +164,11 @@ def searched(cost: Callable[[StepSettings], float], noise: float, seed: int) -> 
     return search, ran
 
 
-@given(st.lists(st.floats(0.5, 2), min_size=18, max_size=18), st.floats(0, 0.02), st.integers(0))
+@given(st.lists(st.floats(0.5, 2), min_size=54, max_size=54), st.floats(0, 0.02), st.integers(0))
 @settings(max_examples=60, deadline=None)
 def test_no_search_ends_slower_than_it_began(costs: list[float], noise: float, seed: int) -> None:
     def cost(one: StepSettings) -> float:
-        return costs[3 * CHOICES.buckets_bytes.index(one.bucket_bytes) + one.prefetch]
+        return costs[9 * CHOICES.buckets_bytes.index(one.bucket_bytes) + 3 * one.prefetch + one.variant]
 
     search, _ = searched(cost, noise, seed)
     assert cost(search.leader) <= (1 + LEAST_GAIN + noise) * cost(BEGIN)
