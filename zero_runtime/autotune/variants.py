@@ -85,7 +85,7 @@ class Variants:
         name, (options, why) = shown(config), self._options(config)
         are_lacking, before_bytes = self._agreed(bool(why))
         if are_lacking:
-            say(logging.WARNING, "gathers do not try %s: %s", name, why or "another rank's torch build does not know it")
+            say(logging.WARNING, "gathers do not try %s: %s", name, why or "another rank's torch build cannot")
             return None
         if before_bytes < 2 * RESERVE_BYTES:
             self._say_short(name, before_bytes, "and it is not made")
