@@ -1,7 +1,7 @@
-"""The `zerotune` command: each subcommand parses, calls one function of its part, and renders.
+"""The `zerotune` command: each subcommand parses its options, calls one function and prints the result.
 
-One module per command; everything heavy is imported inside the commands, so that `zerotune --help` answers at once.
-Exit codes: 0 done, 1 it failed, 2 a mistake of the user's (one line on stderr), 130 interrupted.
+Each command has a module; large packages are imported inside the commands, so that `zerotune --help` answers at once.
+Exit codes: 0 success, 1 failure, 2 a mistake of the user (one line on stderr), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SERVING: Final = {("daemon", "metrics"), ("status", "--web")}
 
 
 def _ignored(words: list[str]) -> tuple[signal.Signals, ...]:
-    """Signals that a batch system sends to all processes of a job, for the training among them.
+    """Signals that this command ignores, since batch systems send them to all processes of a job for the training.
 
-    What a person watches ends with its terminal; a daemon does not.
+    A command that a person watches ends with its terminal; a daemon does not.
     """
     if any(first in words[:1] and second in words for first, second in _SERVING):
         return (signal.SIGUSR1, signal.SIGUSR2)
@@ -35,7 +35,7 @@ def _ignored(words: list[str]) -> tuple[signal.Signals, ...]:
 
 
 def _is_daemon(words: list[str]) -> bool:
-    """Whether these words run a daemon: what follows it is an option, and no command of its own."""
+    """Whether these words run a daemon: an option follows `daemon`, not a subcommand."""
     return words[:1] == ["daemon"] and all(word.startswith("-") for word in words[1:2])
 
 
@@ -49,7 +49,7 @@ def main() -> None:
         print(f"zerotune: {shortened(told)}", file=sys.stderr)
     for number in _ignored(words):
         signal.signal(number, signal.SIG_IGN)
-    # Where the home cannot be written, matplotlib tells at length that it keeps its fonts elsewhere.
+    # If the home folder cannot be written, matplotlib logs many lines about its font cache.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     forget_absurd_size()
     with filtered_output(), _ended_in_good_order() if _is_daemon(words) else contextlib.nullcontext():
@@ -58,7 +58,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _ended_in_good_order() -> Iterator[None]:
-    """SIGTERM and Ctrl-C exit with 0 from the beginning, since a daemon takes seconds to load."""
+    """Let SIGTERM and Ctrl-C exit with 0 while a daemon loads, which takes seconds."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, lambda *_: sys.exit(0)) for number in numbers]
     try:
@@ -69,7 +69,7 @@ def _ended_in_good_order() -> Iterator[None]:
 
 
 def _asked(words: list[str]) -> str | None:
-    """The command whose options are needed; None: those of all may be."""
+    """The command whose options are needed; None: those of all commands may be."""
     if any(name.endswith("_COMPLETE") for name in os.environ):
         return None
     return next((word for word in words if not word.startswith("-")), "")
@@ -77,13 +77,13 @@ def _asked(words: list[str]) -> str | None:
 
 def _run() -> None:
     try:
-        from .app import command_line  # here: Ctrl-C while it is loaded ends no worse than later
+        from .app import command_line  # imported here so that Ctrl-C is handled while it loads
 
         _refuse_empty(sys.argv[1:])
         code = command_line(_asked(sys.argv[1:]))(prog_name="zerotune", standalone_mode=False)
     except KeyboardInterrupt:
         code = 130
-    except SystemExit as told:  # a daemon's, while it loads
+    except SystemExit as told:  # a signal ended a daemon while it loads
         code = _few_threads() or told.code
     except UserError as error:
         code = _failed(str(error), 2)
@@ -99,17 +99,17 @@ def _run() -> None:
             what_to_do = "look whether its disk is full or cannot be read, and what else has it open"
             words = f"the store {path} cannot be used ({reason}); {what_to_do}"
         code = _failed(words, 2)
-    except UnicodeEncodeError as error:  # in a path of Linux any bytes may be
+    except UnicodeEncodeError as error:  # a path may have any bytes
         words = printable(error.object)
         code = _failed(f"{words!r} is no {error.encoding.upper()}; give paths of {error.encoding.upper()}", 2)
     except MemoryError:
         code = _failed("there is not enough memory; give it more (`ulimit -v`, the batch system's limit)", 2)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the output has left
         code = 0
     except OSError as error:
         if not error.filename and error.errno in _NO_ROOM and (output := _output_file()):
-            error.filename = output  # our own files are named where they are written
+            error.filename = output  # for other files, the code that writes them adds the name
         where = f" {error.filename}" if error.filename else ""
         code = _failed(f"cannot use{where}: {error.strerror or error}; check the path, its permissions and its disk", 2)
     except Exception as error:
@@ -125,7 +125,7 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 def _output_file() -> str:
-    """What our output was sent to; empty where it is a pipe or a terminal."""
+    """The file that the output goes to; empty if it is a pipe or a terminal."""
     with contextlib.suppress(OSError):
         path = os.readlink("/proc/self/fd/1")
         if os.path.exists(path) and not os.isatty(1):
@@ -134,9 +134,9 @@ def _output_file() -> str:
 
 
 def _refuse_empty(words: list[str]) -> None:
-    """Refuse empty values, mostly from unset variables: one would be taken for the current folder, or for nothing.
+    """Refuse empty values, mostly of unset variables: one would mean the current folder, or nothing.
 
-    What follows `--` is the training command's own.
+    Words after `--` belong to the training command.
     """
     if "--" in words:
         words = words[: words.index("--")]
@@ -155,7 +155,7 @@ def _failed(words: str, code: int) -> int:
 
 
 def _few_threads() -> int | None:
-    """The exit code where no threads can be begun: OpenBLAS then interrupts its own process, as Ctrl-C would."""
+    """The exit code if no threads can be started: OpenBLAS then interrupts its own process, as Ctrl-C would."""
     try:
         refuse_few_threads()
     except UserError as error:
@@ -164,17 +164,17 @@ def _few_threads() -> int | None:
 
 
 def _of_typer(error: Exception) -> int | None:
-    """The exit code of what typer raised; None when it is something else."""
+    """The exit code of an exception of typer; None for other exceptions."""
     import typer
 
     if isinstance(error, typer.Abort):
         return 130
-    usage_error: Any = typer.BadParameter.__base__  # click's, of the copy of click that this typer uses
+    usage_error: Any = typer.BadParameter.__base__  # UsageError of the copy of click that this typer uses
     return _explain_usage(error) if isinstance(error, usage_error) else None
 
 
 def _explain_usage(error: Any) -> int:
-    """Wrong options on one line; a command without any gets its help."""
+    """Print wrong options on one line; print the help of a command without any."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return 2
@@ -189,7 +189,7 @@ def _explain_usage(error: Any) -> int:
 
 
 def _of_value(error: Any) -> str:
-    """The value that was refused, and what to give in its place; empty where the message is not pydantic's."""
+    """The refused value and its remedy; empty if the message is not pydantic's."""
     errors = getattr(error.__cause__, "errors", None)
     if not callable(errors):
         return ""

@@ -4,5 +4,5 @@ import sys
 
 from . import main
 
-sys.argv[0] = "zerotune"  # a lock names its holder so, and it is what people type
+sys.argv[0] = "zerotune"  # locks name their holder by it, as people type it
 main()

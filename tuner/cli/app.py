@@ -29,7 +29,7 @@ from .offline.report import report
 from .offline.sweep import sweep
 
 METAVARS: Final = {"path": "PATH", "Path": "PATH", "int": "N", "float": "NUMBER"}
-"""What stands for a value in help, by its type; for all others the last word of the option's name."""
+"""Placeholder of a value in help, by its type; for other types, the last word of the option's name."""
 _WIDTH: Final = 80
 
 
@@ -86,10 +86,10 @@ def _options(
 
 @cache
 def command_line(asked: str | None = None) -> Any:
-    """All commands, as they are called.
+    """The application with all commands.
 
     Args:
-        asked: the only one that must have its options, or "": none must, as when all are listed; None: all.
+        asked: the only command that needs its options; "": none, as for a list of all; None: all.
     """
     found = typer.main.get_command(app if asked is None else _with_options_of(asked))
     _name_values([found])
@@ -97,7 +97,7 @@ def command_line(asked: str | None = None) -> Any:
 
 
 def _with_options_of(asked: str) -> typer.Typer:
-    """The application; all commands but `asked` have a name and a description only: options take typer long."""
+    """The application; commands except `asked` have only a name and a description, as typer's options are slow."""
     light = copy.copy(app)
     light.registered_commands = [
         one if _name(one) == asked else _described(one) for one in app.registered_commands
@@ -127,7 +127,7 @@ def _without_commands(group: Any) -> Any:
 
 
 def _name_values(commands: Iterable[Any]) -> None:
-    """Let help name values by a word, where typer names a type of Python's, and write examples as they are typed."""
+    """Make help name values by a word, not by a Python type, and print examples as they are typed."""
     for command in commands:
         command.format_help_text = partial(_write_help_text, command)
         for one in command.params:
@@ -142,7 +142,7 @@ def _name_values(commands: Iterable[Any]) -> None:
 
 
 def _write_help_text(command: Any, ctx: Any, formatter: Any) -> None:
-    """Write what a command does; an example that is too long for a line goes on behind a backslash."""
+    """Write a command's description; a long example continues after a backslash."""
     formatter.write_paragraph()
     with formatter.indentation():
         formatter.write_text(re.sub(r"\n\n([^\n]*:) (zerotune [^\n]*)", _example, inspect.cleandoc(command.help or "")))

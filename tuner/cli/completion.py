@@ -1,4 +1,4 @@
-"""What the shell offers for the values of options; nothing here fails: values that cannot be read are not offered."""
+"""Shell completion for values of options; it never fails: values that cannot be read are not offered."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ COLLECTIVES = (
 GPUS = (
     "v100_16gb, v100_32gb, a100_40gb, a100_80gb, a800_80gb, l40s_48gb, h100_80gb, h100_96gb, h200_141gb, b200_180gb"
 )
-"""As help lists them: without importing what knows them."""
+"""Values as help lists them, so that their modules need not be imported."""
 Completion = Callable[[typer.Context, str], list[str]]
 
 
 def of(values: Callable[[typer.Context], Iterable[str]]) -> Completion:
-    """A typer completion that offers those of `values` that begin with what is typed."""
+    """A typer completion that offers `values` with the typed beginning."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         with contextlib.suppress(ZerotuneError, OSError):

@@ -1,4 +1,4 @@
-"""Options by which a daemon meets others: of `zerotune daemon`, and of the `launch` that starts one."""
+"""Options for sharing with other daemons, for `zerotune daemon` and the `launch` that starts one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ..fleet.writer import FleetWriter
 
 MAX_CONTRIBUTOR_LENGTH = 253
-"""Characters: what a node's name in DNS, and so in Kubernetes, may have."""
+"""Most characters, as of a node's name in DNS and Kubernetes."""
 KEY_SUFFIX: Final = ".key"
-"""Of the file beside a store that signs what is measured with it: a store has one daemon, and stays with its node."""
+"""Suffix of a store's key file, which signs its measurements: a store has one daemon and stays on its node."""
 
 
 def _a_contributor(value: str | None) -> str | None:
@@ -46,14 +46,14 @@ Contributor = Annotated[
     str | None,
     typer.Option(
         "--contributor",
-        help="With --fleet: what whoever measures is called, beside the store's key; default: the host's name.",
+        help="With --fleet: name of this contributor, beside the store's key; default: the host's name.",
         metavar="NAME",
         callback=_a_contributor,
     ),
 ]
 BookUrl = Annotated[
     str | None,
-    typer.Option("--book", help="Book of what other nodes learned, file or URL: it says what is tried first."),
+    typer.Option("--book", help="Book of other nodes' results, file or URL: its settings are tried first."),
 ]
 BookKey = Annotated[
     str | None,
@@ -62,17 +62,17 @@ BookKey = Annotated[
 
 
 def fleet_arguments(fleet: str | None, contributor: str | None, book: str | None, book_key: str | None) -> list[str]:
-    """These options as arguments of a command line; those that were not given are left out.
+    """The given options as arguments of a command line.
 
     Args:
-        fleet: URL below which what is measured is written.
-        book_key: whose signature it must have.
+        fleet: URL below which measurements are written.
+        book_key: public key that must have signed the book.
 
     Returns:
         Words of the command line.
 
     Raises:
-        UserError: one was given without the other that it needs.
+        UserError: an option was given without another one that it needs.
     """
     if contributor is not None and fleet is None:
         raise UserError("--contributor is useless without --fleet", "add --fleet, or leave it out")
@@ -83,11 +83,11 @@ def fleet_arguments(fleet: str | None, contributor: str | None, book: str | None
 
 
 def refuse_impossible(fleet: str | None, book: str | None, book_key: str | None) -> None:
-    """See that a daemon could go by these options.
+    """Check that a daemon could use these options.
 
     Args:
-        fleet: URL below which what is measured is written.
-        book_key: whose signature it must have.
+        fleet: URL below which measurements are written.
+        book_key: public key that must have signed the book.
 
     Raises:
         UserError: packages are missing, or there is no such protocol or key.
@@ -103,10 +103,10 @@ def refuse_impossible(fleet: str | None, book: str | None, book_key: str | None)
 
 
 def shelf_of(book: str | None, book_key: str | None) -> Shelf | None:
-    """Where a daemon finds its book; None: nowhere.
+    """The shelf with a daemon's book; None without a book.
 
     Args:
-        book_key: whose signature it must have; given with `book`.
+        book_key: public key that must have signed the book; given with `book`.
 
     Raises:
         UserError: packages are missing, or there is no such protocol or key.
@@ -125,17 +125,17 @@ def shelf_of(book: str | None, book_key: str | None) -> Shelf | None:
 
 
 def fleet_writer(fleet: str | None, contributor: str | None, store: Path) -> FleetWriter | None:
-    """What writes a daemon's measurements for other nodes; None: nothing does.
+    """The writer of a daemon's measurements for other nodes; None: they are not shared.
 
     Args:
-        contributor: what whoever measured is called; None: the host's name.
-        store: the daemon's; the key that signs what is written lies beside it, and is made when it is first wanted.
+        contributor: the contributor's name; None: the host's name.
+        store: the daemon's store; the key for signatures is beside it, and is made at the first use.
 
     Returns:
-        What writes them; its thread has begun.
+        The writer; its thread has started.
 
     Raises:
-        UserError: packages are missing, nothing can be written there, or there can be no such key.
+        UserError: packages are missing, or the URL or the key cannot be written.
     """
     if fleet is None:
         return None

@@ -1,4 +1,4 @@
-"""What `zerotune` says without a command: what to do next on this machine."""
+"""The output of `zerotune` without a command: what to do next on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXPLAIN: Final = ("zerotune explain", "why each setting is what it is")
 
 
 def next_commands(*, has_daemon: bool, has_store: bool) -> tuple[tuple[str, str], ...]:
-    """Three commands that lead on from here, each with what it is for."""
+    """Three useful next commands, each with its purpose."""
     if has_daemon:
         return (LAUNCH, STATUS, JOBS if has_store else DOCTOR)
     return (LAUNCH, JOBS, EXPLAIN) if has_store else (DEMO, DOCTOR, LAUNCH)

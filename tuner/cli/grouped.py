@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 
 class Grouped(TyperGroup):
-    """Help lists commands by what they are for, each with its whole first sentence."""
+    """Help lists commands by purpose, each with its whole first sentence."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the lists."""

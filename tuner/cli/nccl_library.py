@@ -1,4 +1,4 @@
-"""The libnccl.so.2 that a command asks."""
+"""The libnccl.so.2 that a command loads."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ...store.errors import UserError
 
 NcclLibrary = Annotated[
     Path | None,
-    typer.Option("--library", help="A libnccl.so.2; default: NCCL_LIBRARY, else the one that torch brings."),
+    typer.Option("--library", help="A libnccl.so.2; default: NCCL_LIBRARY, else torch's."),
 ]
 
 
 def nccl_library(named: Path | None) -> Path:
-    """The library named, else the one that is found here; UserError when there is none."""
+    """The given library, or else the one found here; UserError if there is none."""
     from ...agent.nccl.libnccl import LIBRARY_VARIABLE, find_libnccl
 
     if named is not None and not named.is_file():

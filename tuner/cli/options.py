@@ -19,20 +19,20 @@ from .terminal import shown
 
 
 def _existing_keys(context: typer.Context, folder: Path | None) -> Path | None:
-    if folder is not None and not folder.is_dir() and not context.resilient_parsing:  # that is shell completion
+    if folder is not None and not folder.is_dir() and not context.resilient_parsing:  # not during shell completion
         raise UserError(f"there is no folder of keys at {folder}", f"make one with `zerotune daemon keys {folder}`")
     return folder
 
 
 def a_number(value: float | None) -> float | None:
-    """Refuse infinity, and nan, which no minimum stops; for an option's `callback`."""
+    """Refuse infinity and nan, which pass any minimum; for an option's `callback`."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no number")
     return value
 
 
 def a_job_name(value: str | None) -> str | None:
-    """Refuse what is not the name of a job; for an option's `callback`."""
+    """Refuse an invalid job name; for an option's `callback`."""
     if value is not None and not is_job_name(value):
         use = f"use 1 to {MAX_NAME_LENGTH} letters, digits, inner spaces and signs like -_.:/"
         raise typer.BadParameter(f"{value!r} is no name for a job: {use}")
@@ -50,7 +50,7 @@ NicGbps = Annotated[
     float | None,
     typer.Option(
         "--nic-gbps",
-        help="Gbit/s of each adapter that a topology file leaves to the machine.",
+        help="Gbit/s of each network adapter, if a topology file leaves it open.",
         min=0.001,
         max=10_000,
         callback=a_number,
@@ -93,7 +93,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 
 
 def console() -> Any:
-    """The console for tables. Text that does not fit into a cell is folded, where rich would cut it."""
+    """The console for tables. Text that does not fit into a cell is folded; rich would cut it."""
     from rich.table import Table
 
     class Folding(_filtering()):  # type: ignore[misc]
@@ -107,21 +107,21 @@ def console() -> Any:
 
 
 def print_json(document: object) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document on stdout."""
     import msgspec
 
     print(msgspec.json.encode(document).decode())
 
 
 def progress_console() -> Any:
-    """Where progress goes: stderr, so that `--json` and pipes stay clean."""
+    """The console for progress: stderr, so that `--json` and pipes stay clean."""
     return _filtering()(sys.stderr)
 
 
 def _filtering() -> Any:
-    """A class of consoles that make visible what would steer the terminal, before rich adds its own codes.
+    """A class of consoles that show control characters as text, before rich adds its own codes.
 
-    Square brackets in a name are no mistake in our markup, and make no link.
+    Square brackets in a name do not count as markup, and make no link.
     """
     from rich.console import Console
     from rich.errors import MarkupError

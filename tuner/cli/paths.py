@@ -1,4 +1,4 @@
-"""Files and addresses that a command is given, or their defaults."""
+"""A command's files and addresses, given or by default."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ...store.foreign.regular_file import begin_of
 
 _DATABASE: Final = b"SQLite format 3\0"
 _SIDE_FILES: Final = ("-wal", "-shm", "-journal", ".lock")
-"""What SQLite and we put beside a database, by what their names end in."""
+"""Suffixes of files that SQLite and this project put beside a database."""
 
 
 def output_file(path: Path, *, over_database: bool = False) -> Path:
     """A path that can be written to.
 
     Args:
-        over_database: whether a database may be there.
+        over_database: whether the path may be a database.
 
     Raises:
-        UserError: it is a folder, or something was recorded there: in a store, a side file of one, or a trace.
+        UserError: it is a folder, a database or its side file, or a trace.
     """
     from ...store.trace_format import TRACE_SUFFIX
 
@@ -45,11 +45,11 @@ def _is_database(path: Path) -> bool:
     try:
         return begin_of(path, len(_DATABASE)) == _DATABASE
     except OSError:
-        return False  # whoever writes there will say why that is not possible
+        return False  # the writer will report the error
 
 
 def store_path(path: Path | None, option: str = "--store ") -> Path:
-    """The given store file or the default one; UserError when it is a folder. `option` is how the command takes it."""
+    """The given store file or the default one; UserError if it is a folder. `option` is the command's option for it."""
     from ...store.paths import default_store_path
 
     chosen = path or default_store_path()
@@ -62,7 +62,7 @@ def store_path(path: Path | None, option: str = "--store ") -> Path:
 
 
 def store_in_use(words: Sequence[str]) -> Path:
-    """The store that a command with these words reads: errors of SQLite do not say of which file they are."""
+    """The store that a command with these words reads, since errors of SQLite do not name their file."""
     from ...store.paths import default_store_path
 
     given = [
@@ -76,7 +76,7 @@ def store_in_use(words: Sequence[str]) -> Path:
 
 
 def endpoint_or_default(endpoint: str | None) -> str:
-    """The given endpoint or this user's default one; UserError when no daemon could ever be there."""
+    """The given endpoint or this user's default one; UserError if no daemon can listen there."""
     from ...store.paths import check_endpoint, default_endpoint
 
     chosen = endpoint or default_endpoint()
@@ -85,13 +85,13 @@ def endpoint_or_default(endpoint: str | None) -> str:
 
 
 def to_be_named(endpoint: str) -> str:
-    """What `zerotune status` and others must be given to find the daemon there; empty for the default endpoint."""
+    """The option that `zerotune status` and others need to find the daemon; empty for the default endpoint."""
     from ...store.paths import default_endpoint
 
     return "" if endpoint == default_endpoint() else f" --endpoint {endpoint}"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file; UserError when it cannot be written."""
+    """Write a small file; UserError if it cannot be written."""
     with users_file(path) as partial:
         partial.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Earlier names of commands and options: they work for one release more, and the new name is said."""
+"""Earlier names of commands and options: they work for one more release, with a message about the new name."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ COMMANDS: Final[dict[str, tuple[str, ...] | Callable[[Words], Words]]] = {
     "table": ("predict",),
     "fabrics": ("hardware",),
     "stage": _stage,
-    # Never names of commands, and tried.
+    # These were never names of commands, but people try them.
     "stop": ("daemon", "stop"),
     "version": ("--version",),
     "watch": ("status", "--watch"),
     "web": ("status", "--web"),
 }
-"""What a first word became."""
+"""New words by an earlier first word."""
 OPTIONS: Final = {
     "launch": {"--start-daemon": "--daemon", "--no-start-daemon": "--no-daemon"},
     "sweep": {"--n-ranks": "--ranks", "--budget": "--samples-share", "--precision": "--half-width"},
@@ -68,13 +68,13 @@ OPTIONS: Final = {
     "predict": {"--nccl": "--library"},
     "hardware": {"--nccl": "--library"},
 }
-"""What options became, by command."""
+"""New options by earlier ones, by command."""
 
 
 def renamed(words: Words) -> tuple[Words, str]:
-    """A command line by today's names, and what to tell of it: empty if it had them already.
+    """A command line with today's names, and a message about the new name; empty if it had them already.
 
-    What follows `--` is the training command's own.
+    Words after `--` belong to the training command.
     """
     end = words.index("--") if "--" in words else len(words)
     ours, rest = words[:end], words[end:]

@@ -1,4 +1,4 @@
-"""Sizes and shares as people write them: `16MB` is decimal, `16MiB` binary, `16M` binary as nccl-tests means it."""
+"""Sizes and shares as people write them: `16MB` is decimal, `16MiB` binary, `16M` binary as in nccl-tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 MAX_BYTES: Final = 2**63 - 1
 HOW_WRITTEN: Final = "write bytes (1048576, 1e6) or 16MB (10^6), 16MiB (2^20), 16M (2^20, as nccl-tests)"
 _PREFIXES: Final = "kmgtp"
-# Few digits: 1e999999999 would take minutes to write out.
+# The exponent is short: 1e999999999 would take minutes to print.
 _WRITTEN: Final = re.compile(
     r"(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(e[+-]?\d{1,2})?\s*(?:([kmgtp])(ib?|b)?|b)?", re.IGNORECASE | re.ASCII
 )
@@ -22,10 +22,10 @@ def parse_bytes(text: str, *, plain_unit: int = 1) -> int:
 
     Args:
         text: a number, with or without a unit.
-        plain_unit: bytes that a number without a unit counts.
+        plain_unit: unit of a number without a unit, in bytes.
 
     Raises:
-        ValueError: it names none; the message says what was found and how sizes are written.
+        ValueError: it is no size; the message shows the text and how to write sizes.
     """
     found = _WRITTEN.fullmatch(text.strip())
     if found is None:
@@ -52,7 +52,7 @@ def a_size(text: str | int) -> int:
 
 
 def megabytes(text: str | int) -> int:
-    """Bytes, for the `parser` of an option that counts 10^6 bytes where no unit is written."""
+    """Bytes, for the `parser` of an option; a number without a unit counts 10^6 bytes."""
     return _option(text, 10**6)
 
 
@@ -70,7 +70,7 @@ def percent(text: str | float) -> float:
 
 
 def _option(text: str | int, plain_unit: int) -> int:
-    if isinstance(text, int):  # a default goes through the parser, too
+    if isinstance(text, int):  # typer also parses a default
         return text
     try:
         return parse_bytes(text, plain_unit=plain_unit)

@@ -1,7 +1,7 @@
-"""What the command prints: names of jobs, hosts, fabrics and files come from others, and must not steer a terminal.
+"""Filters output: names of jobs, hosts, fabrics and files come from others and must not control the terminal.
 
-All output passes through here: `filtered_output` for what is printed, `shown` for what rich draws. Control characters,
-marks of writing direction and halves of surrogates are shown by their four digits, as JSON writes them.
+All output passes through this module: `filtered_output` for prints, `shown` for rich. Control characters, marks of
+writing direction and halves of surrogates are shown by four hexadecimal digits, as in JSON.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, TextIO, cast
 
 MAX_SIDE: Final = 5000
-"""Letters in a row, or rows, of any terminal: what is drawn for more takes minutes."""
+"""Most columns or rows of a terminal: output for more would take minutes."""
 
 _STEERING: Final = (
-    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # all control characters but tab and line feed
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # all control characters except tab and line feed
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"  # writing direction, line separators, byte-order mark
-    "\ud800-\udfff"  # bytes of file names that are no text
+    "\ud800-\udfff"  # bytes of file names that cannot be decoded
 )
 _ESCAPED: Final = re.compile(f"[{_STEERING}]")
 _COLOURS: Final = re.compile(r"(\x1b\[(?:(?:0|[1-4]|2[2-4]|39|3[1-7]|9[0-7])(?:;|(?=m)))*m)")
-"""As typer's messages have them: of letters, none of which is black, and of nothing behind them."""
+"""Colours in typer's messages: of letters only, not black, and without background."""
 
 _LONG: Final = re.compile(r"(?<=(?<!\w)')[^']{257,}(?=')|[^\s']{257,}")
 """A quoted value, or a word."""
 
 
 def shown(text: str) -> str:
-    """`text` with everything that steers a terminal made visible."""
+    """`text` with visible escapes for everything that controls a terminal."""
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def shortened(text: str) -> str:
-    """`text` with its middle left out of each value that is longer than any name of a file."""
+    """`text` without the middle of each value that is longer than any file name."""
     return _LONG.sub(lambda found: f"{found[0][:60]}... ({len(found[0]):,} characters) ...{found[0][-20:]}", text)
 
 
 def forget_absurd_size() -> None:
-    """Remove from the environment what it says of the terminal's size, where no terminal has that one."""
+    """Remove an impossible size of the terminal from the environment."""
     for name in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):
         said = os.environ.get(name, "")
         if not (said.isascii() and said.isdigit() and len(said) <= len(str(MAX_SIDE)) and 0 < int(said) <= MAX_SIDE):
@@ -49,9 +49,9 @@ def forget_absurd_size() -> None:
 
 
 class _Filtered:
-    """A text stream that lets colours through and nothing else that steers a terminal.
+    """A text stream that passes colours, but nothing else that controls a terminal.
 
-    rich filters by itself and writes to `unfiltered`, since it moves the cursor.
+    rich's consoles filter by themselves and write to `unfiltered`, since they move the cursor.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -72,13 +72,13 @@ class _Filtered:
 
 @contextlib.contextmanager
 def filtered_output() -> Iterator[None]:
-    """While it is open, what is printed to stdout and stderr is filtered; a closed one swallows it.
+    """While it is open, output to stdout and stderr is filtered; output to a closed stream is dropped.
 
-    Names that the terminal's encoding does not have are shown escaped.
+    Characters that the terminal's encoding lacks are shown escaped.
     """
     before = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        streams = [stream or nowhere for stream in before]  # None: closed by who started us
+        streams = [stream or nowhere for stream in before]  # None: the parent process closed it
         for stream in streams:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""Options that bound what the daemon tries: of `zerotune daemon`, and of the `launch` that starts one."""
+"""Options that limit the daemon's trials, for `zerotune daemon` and the `launch` that starts one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BudgetPercent = Annotated[
     float | None,
     typer.Option(
         "--budget-percent",
-        help="What trying settings out may cost, in percent of training time; default: 1.",
+        help="What trials of settings may cost, in percent of training time; default: 1.",
         metavar="PERCENT",
         parser=percent,
     ),
@@ -35,11 +35,11 @@ MemoryThreshold = Annotated[
     ),
 ]
 NoExplore = Annotated[
-    bool, typer.Option("--no-explore", help="Try nothing out; what earlier jobs proved is used and verified.")
+    bool, typer.Option("--no-explore", help="Begin no trials; what earlier jobs proved is used and verified.")
 ]
 
 Shadow = Annotated[
-    bool, typer.Option("--shadow", help="Decide and explain, but carry nothing out: training runs as if untuned.")
+    bool, typer.Option("--shadow", help="Decide and explain, but change nothing: training runs untuned.")
 ]
 TuneFor = Annotated[
     int | None,
@@ -85,18 +85,18 @@ def brain_settings(
     tune_for: int | None = None,
     compare: int | None = None,
 ) -> BrainSettings:
-    """The settings that these options stand for; what is not given has the default of `BrainSettings`.
+    """The settings of these options; missing ones have the defaults of `BrainSettings`.
 
     Args:
-        budget_percent: what trying settings out may cost, in percent of training time, above 0 and up to 100.
+        budget_percent: what trials may cost, in percent of training time, above 0 and up to 100.
         memory_threshold: share of device memory above which nothing is added, above 0 and up to 1.
-        numerics: what may change.
+        numerics: which results may change.
 
     Returns:
         The settings for a daemon's brains.
 
     Raises:
-        UserError: a value is out of its range, or they contradict each other.
+        UserError: a value is out of range, or options contradict each other.
     """
     from ..learning.brain import BrainSettings
 
@@ -139,7 +139,7 @@ def given_arguments(
     tune_for: int | None = None,
     compare: int | None = None,
 ) -> list[str]:
-    """These options as arguments of a command line; those that were not given are left out.
+    """The given options as arguments of a command line.
 
     Args:
         budget_percent: as for `brain_settings`; None: not given.

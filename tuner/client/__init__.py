@@ -1,1 +1,1 @@
-"""Speaking to a daemon from outside a job."""
+"""Starts and asks a daemon from outside a job, and puts its answers into words."""

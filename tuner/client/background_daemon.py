@@ -20,17 +20,17 @@ from .status import fetch_status
 
 START_TIMEOUT_S = 30.0
 LOG_ROOM_BYTES = 4096
-"""That must be free for the log: a page, more than the last words of a daemon that cannot start."""
+"""Space that the log needs: a page, more than a failing daemon's last lines."""
 _ELSEWHERE = "give another place with --store or ZEROTUNE_STORE"
 
 
 class SlowDaemonError(UserError):
-    """A daemon runs and does not answer yet, as where Python comes from a cold network drive."""
+    """A daemon runs and does not answer yet, for example if Python is on a slow network drive."""
 
     def __init__(self, endpoint: str, process: subprocess.Popen[bytes], log: Path) -> None:
         super().__init__(f"the daemon at {endpoint} has not answered for {START_TIMEOUT_S:.0f} s", f"see {log}")
         self.process = process
-        """Ours; it has ended where another command's took the address."""
+        """The daemon that this command started; it has ended if another one took the address."""
 
 
 def start_in_background(
@@ -41,16 +41,16 @@ def start_in_background(
     log_path: Path | None = None,
     options: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a daemon as a process of its own session and wait until it answers.
+    """Start a daemon in a session of its own and wait until it answers.
 
     Args:
-        endpoint: address to listen at, which no other daemon may have.
-        idle_exit_s: it ends by itself after this time without a message of any rank.
+        endpoint: address to listen at; no other daemon may have it.
+        idle_exit_s: the daemon ends by itself after this time without a message of any rank.
         log_path: file to append its output to; default: `.daemon.log` beside the store.
         options: further arguments of `zerotune daemon`.
 
     Raises:
-        UserError: it does not answer within START_TIMEOUT_S, or another one does; the reason is in the message.
+        UserError: it does not answer within START_TIMEOUT_S, or another daemon does.
     """
     try:
         answer, process = ensure_daemon(
@@ -73,20 +73,20 @@ def ensure_daemon(
     log_path: Path | None = None,
     options: Sequence[str] = (),
 ) -> tuple[wire.StatusReply, subprocess.Popen[bytes] | None]:
-    """Like `start_in_background`, for several commands at once: all get the one daemon that took the address.
+    """Like `start_in_background`, for several commands at once: all get the daemon that took the address.
 
     Args:
-        idle_exit_s: it ends by itself after this time without a message of any rank.
+        idle_exit_s: the daemon ends by itself after this time without a message of any rank.
         log_path: file to append its output to; default: `.daemon.log` beside the store.
         options: further arguments of `zerotune daemon`.
 
     Returns:
-        The serving daemon's answer, and its process; None where another command started it.
+        The serving daemon's answer, and its process (None if another command started it).
 
     Raises:
-        SlowDaemonError: none answers within START_TIMEOUT_S; ours runs on.
-        UserError: ours ended (the last line of its log is in the message), or its log cannot be written, or it would
-            be where all users may write.
+        SlowDaemonError: no daemon answers within START_TIMEOUT_S; the started one runs on.
+        UserError: the started one ended (the message has its log's last line), its log cannot be written, or its
+            folder is writable for all users.
     """
     command = [*python_with("zerotune.tuner.cli"), "daemon", "--endpoint", endpoint]
     command += ["--store", str(store_path), "--idle-exit", str(idle_exit_s), *options]
@@ -94,9 +94,9 @@ def ensure_daemon(
     try:
         make_private(log.parent)
         refuse_open_folder(log, "log", _ELSEWHERE)
-        with tempfile.TemporaryFile(dir=log.parent, buffering=0) as probe:  # a full disk would swallow its last words
+        with tempfile.TemporaryFile(dir=log.parent, buffering=0) as probe:  # a full disk would lose its last lines
             probe.write(bytes(LOG_ROOM_BYTES))
-        # Another daemon's words may be in it. For this user alone, and following no link.
+        # The log may have lines of another daemon. Only this user may read it, and links are not followed.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         opened = os.fdopen(os.open(log, flags, 0o600), "ab")
     except OSError as error:
@@ -107,7 +107,7 @@ def ensure_daemon(
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
-        except OSError as error:  # no more processes, no memory
+        except OSError as error:  # for example, no more processes or no memory
             raise UserError(f"a daemon cannot be started: {error.strerror}", "see `ulimit -a`") from error
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
@@ -118,13 +118,13 @@ def ensure_daemon(
             raise
         listener = listener_pid(endpoint)
         if answer is not None:
-            # In another container another daemon may have the same pid, by its own count.
+            # A daemon in another container may have the same pid.
             if answer.daemon_pid == process.pid and listener in (process.pid, None):
                 return answer, process
             _end(process)
             return answer, None
         if process.poll() is not None and holder_of(endpoint) is None and listener is None:
-            break  # with a holder, it has lost the race and the winner is about to answer
+            break  # if there is a holder, another daemon won the race and will soon answer
         time.sleep(0.02)
     else:
         raise SlowDaemonError(endpoint, process, log)
@@ -140,7 +140,7 @@ def _last_words(log: Path, begin: int, code: int) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a daemon that serves nobody."""
+    """End the started daemon, which serves nobody."""
     if process.poll() is None:
         process.kill()
     process.wait()

@@ -1,4 +1,4 @@
-"""The batch job that this process belongs to, where a scheduler started it."""
+"""The batch job that this process belongs to, if a scheduler started it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ JOB_VARIABLES: Final = {
     "LSB_JOBID": "LSF",
     "FLUX_JOB_ID": "Flux",
 }
-"""Where each scheduler says which job a process is of."""
+"""Environment variables with a process's job, and their schedulers."""
 SLURMS_OWN: Final = "slurmstepd"
-"""The parent of all that Slurm starts on a node for one step: a batch script, or the tasks of one `srun`."""
+"""The parent of all processes that Slurm starts on a node for one job step: a batch script, or one `srun`."""
 
 
 class BatchJob(NamedTuple):
-    """What the scheduler runs on this node."""
+    """A scheduler's job, or job step, on this node."""
 
     name: str
-    """In words."""
+    """The job in words."""
     pid: int
-    """A process that lives for as long as the job, or the step, does on this node."""
+    """A process that lives as long as the job, or the job step, on this node."""
 
 
 def batch_job() -> BatchJob | None:
-    """The job that this process is of; None where there is none, or its processes are not seen here."""
+    """This process's job; None if there is none, or its processes are not visible here."""
     variable = next((name for name in JOB_VARIABLES if os.environ.get(name)), None)
     if variable is None:
         return None
@@ -40,6 +40,6 @@ def batch_job() -> BatchJob | None:
                 break
             if process.environ().get(variable) == job_id:
                 top = process
-    except psutil.Error:  # root's, above the job
+    except psutil.Error:  # a process of root, above the job
         pass
     return None if top is None else BatchJob(f"job {job_id} of {JOB_VARIABLES[variable]}", top.pid)

@@ -1,4 +1,4 @@
-"""Whose plugins run beside ours, in words."""
+"""Plugins that run beside ours, in words."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from ...store.records.passages import OtherPlugin, Passages
 
 
 def beside(passages: Passages) -> str:
-    """Other tuners and profilers, with their faults; empty where there are none."""
+    """Other tuners and profilers, with their faults; empty without any."""
     return "; ".join(f"{other.role} {_named(other)}" for other in passages.others)
 
 
 def baseline(passages: Passages) -> str:
-    """Whose choice runs where no plan applies; empty: NCCL's alone."""
+    """The plugin whose choice runs if no plan applies; empty: NCCL's own choice."""
     return " or ".join(_named(other) for other in passages.others if other.role == "tuner" and other.name)
 
 

@@ -1,4 +1,4 @@
-"""Which living process holds a lock of ours: a daemon's address, a store."""
+"""Finds the living process that holds one of our locks: of a daemon's address, or of a store."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ...store.private_folders import open_socket_folder
 
 
 class Holder(NamedTuple):
-    """The process that has a daemon's address."""
+    """The process that holds a lock."""
 
     pid: int
     is_stopped: bool
 
 
 def holder_of(endpoint: str) -> Holder | None:
-    """Which daemon has `endpoint`, whether it answers or not; None where there is none.
+    """The daemon that has `endpoint`, whether it answers or not; None if there is none.
 
-    For daemons at `tcp://` always None: their lock files are not on this machine. None, too, where others could have
-    written the lock file.
+    It is always None for daemons at `tcp://`, as their lock files may be on another machine. It is also None if other
+    users could have written the lock file.
     """
     scheme, _, place = endpoint.partition("://")
     if scheme != "ipc":
@@ -37,15 +37,15 @@ def holder_of(endpoint: str) -> Holder | None:
 
 
 def living_holder(lock: Path) -> Holder | None:
-    """The process that a lock file names, if it lives; the lock itself is not touched."""
+    """The process in a lock file, if it lives; the lock itself is not touched."""
     if (named := named_holder(lock)) is None:
         return None
     try:
         process = psutil.Process(named[0])
         if process.create_time() > lock.stat().st_mtime + 1.0:
-            return None  # another one has the number by now
+            return None  # another process has the pid by now
         status = process.status()
-        # One that was killed stays a zombie for as long as the job that started it trains.
+        # A killed daemon stays a zombie while the job that started it runs.
         return None if status == psutil.STATUS_ZOMBIE else Holder(process.pid, status == psutil.STATUS_STOPPED)
     except (psutil.Error, OSError):
         return None

@@ -1,4 +1,4 @@
-"""Which ranks collectives wait for, in words."""
+"""Late ranks in words."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 from ...store.records.lateness import Lateness, LateRank, SlowCommunicator
 
 MOST_NAMED: Final = 6
-"""The latest; `--json` has all."""
+"""Most ranks in words, the latest first; `--json` has all."""
 MOSTLY_WAITING: Final = 0.5
-"""From this share of waiting on, settings matter less than who is late."""
+"""From this share of waiting on, late ranks matter more than settings."""
 
 
 def late(lateness: Lateness) -> Iterator[str]:
-    """Sentences: who is late, which links are slow, and what tuning can still do; none where nobody is."""
+    """Sentences about late ranks, slow links and what tuning can still do; none without late ranks or slow links."""
     for one in lateness.late[:MOST_NAMED]:
         yield f"{who(one)} {_arrives(one)}; collectives wait for {'them' if one.is_node else 'it'}"
     if len(lateness.late) > MOST_NAMED:
@@ -29,7 +29,7 @@ def late(lateness: Lateness) -> Iterator[str]:
 
 
 def limits(lateness: Lateness) -> str:
-    """What tuning can and cannot do about it; empty where nobody is late."""
+    """What tuning can and cannot do about lateness; empty without late ranks."""
     if not lateness.late or not lateness.wait_us:
         return ""
     share = lateness.wait_share
@@ -41,20 +41,20 @@ def limits(lateness: Lateness) -> str:
 
 
 def was_late(lateness: Lateness) -> Iterator[str]:
-    """Sentences about ranks that were late for a while."""
+    """Sentences about ranks that were late earlier."""
     for one in lateness.past[:MOST_NAMED]:
         yield f"{who(one)} arrived {_how_late(one)} to {one.last_step:,}"
 
 
 def who(one: LateRank) -> str:
-    """The rank, or the node."""
+    """The rank or node in words."""
     if one.is_node:
         return f"all ranks of node {one.node}" if one.node else f"all ranks of the node of rank {one.rank}"
     return f"rank {one.rank} on {one.node}" if one.node else f"rank {one.rank}"
 
 
 def ranks_of(link: SlowCommunicator) -> str:
-    """The members that are known, in words."""
+    """The known members in words."""
     shown = ", ".join(map(str, link.ranks[:8]))
     return f"ranks {shown}{' ...' if len(link.ranks) > 8 else ''}"
 

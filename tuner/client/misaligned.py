@@ -1,4 +1,4 @@
-"""Collectives that padding would make fast, in words."""
+"""Misaligned collectives, which padding would make fast, in words."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 from ...store.misaligned import ALIGNMENT_BYTES, Misaligned
 
 MOST_NAMED: Final = 3
-"""The largest; `--json` has all."""
+"""Most sizes in words, the largest first; `--json` has all."""
 
 
 def to_be_padded(sizes: Sequence[Misaligned]) -> Iterator[str]:
-    """Sentences: which collectives NCCL moves in small pieces, and the size that would be fast."""
+    """Sentences about collectives that NCCL moves in small pieces, and the sizes that would be fast."""
     for one in sizes[:MOST_NAMED]:
         yield (
             f"{one.collective.name} of {one.message_bytes:,} bytes on {one.n_ranks} ranks: a share of"

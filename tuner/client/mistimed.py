@@ -1,4 +1,4 @@
-"""Which collectives have no times of their own, in words."""
+"""Collectives without times of their own, in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...store.records.passages import Passages
 
 
 def mistimed(passages: Passages) -> Iterator[str]:
-    """A sentence with the remedy; none where no times were left out."""
+    """Sentences about collectives without times, and the remedy; none if all have times."""
     if n := passages.n_impossible_times:
         yield (
             f"NCCL told {counted(n, 'collective')} the times of other calls, which are left out: those of later calls,"

@@ -1,4 +1,4 @@
-"""Which collectives no tuner was asked about, in words."""
+"""Collectives that NCCL runs without asking a tuner, in words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORDS: Final = {
 
 
 def passed_by(passages: Passages) -> str:
-    """What passed the tuner by, with its shares of all that was observed; empty where nothing did."""
+    """Calls that NCCL ran without asking a tuner, with their shares of all observed calls; empty without any."""
     all_bytes = sum(each.message_bytes for each in passages.kinds)
     all_us = sum(each.kernel_us for each in passages.kinds)
     found = []

@@ -1,4 +1,4 @@
-"""Asking a daemon how it is, and showing the answer."""
+"""Asks a daemon for its status and shows the answer."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 FORWARDS: Final = "forwards to "
-"""What the health of a job begins with that a daemon of another node tunes."""
+"""Beginning of the health text of a job that another node's daemon tunes."""
 
 
 def no_answer(endpoint: str, holder: Holder | None) -> UserError:
-    """The message about a daemon that does not answer; `holder` None: there is none on this machine."""
+    """The error about a daemon that does not answer; `holder` is None if none runs on this machine."""
     if holder is None and endpoint == default_endpoint() and is_there():
         return UserError(
             "the node's service for all users runs no daemon of yours now",
@@ -66,17 +66,17 @@ _MISSING: Final = {
 
 
 def exposure_text(exposure: Exposure) -> str:
-    """Which share of communication computation waits for, and how that is known."""
+    """The share of communication that computation waits for, and how it is known."""
     if exposure.how is HowKnown.unknown:
         return "unknown"
     return f"{100 * exposure.least:.0f} to {100 * exposure.most:.0f} % ({exposure.how.value})"
 
 
 def workload(stage: Stage, missing: MissingEvidence = MissingEvidence.nothing) -> str:
-    """What kind of training a job is, in words, or why that is not known.
+    """The kind of training of a job in words, or why it is not known.
 
     Args:
-        missing: evidence without which no stage can be named.
+        missing: the missing evidence if no stage is known.
 
     Returns:
         Words that follow the job's ranks in `zerotune status`.
@@ -88,7 +88,7 @@ def workload(stage: Stage, missing: MissingEvidence = MissingEvidence.nothing) -
 
 
 def workload_of(job: wire.JobStatus) -> str:
-    """What kind of training a connected job is, who tunes it if another daemon does, and whether it is frozen."""
+    """The kind of training of a connected job, the other daemon that tunes it, if any, and whether it is frozen."""
     _, _, leader = job.health.partition(FORWARDS)
     if leader:
         return f"workload recognised and tuned by the daemon at {leader}, which gets what is measured here"
@@ -97,17 +97,17 @@ def workload_of(job: wire.JobStatus) -> str:
 
 
 def is_well(job: wire.JobStatus) -> bool:
-    """Whether nothing is wrong with a job."""
+    """Whether a job has no problem."""
     return job.health == "ok" or job.health.startswith(FORWARDS)
 
 
 def in_words(missing: MissingEvidence) -> str:
-    """Which evidence of a stage is missing; empty where nothing is."""
+    """The missing evidence of a stage in words; empty if none is missing."""
     return _MISSING.get(missing, "")
 
 
 def may_try(options: wire.DaemonOptions) -> str:
-    """What a daemon may try, as the options of `zerotune daemon` that say so."""
+    """What a daemon may try, as options of `zerotune daemon`."""
     budget = f"--budget-percent {options.budget_percent:g}" if options.explore else "--no-explore"
     shadow = " --shadow (nothing that is decided is carried out)" if options.shadow else ""
     exact = " --numerics exact" if options.exact else ""
@@ -117,7 +117,7 @@ def may_try(options: wire.DaemonOptions) -> str:
 
 
 def store_text(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
-    """(text, style) of what is or was wrong with writing to the store; empty where nothing was lost."""
+    """(text, style) about failures to write the store; none if there were none."""
     store, folder = reply.store, Path(reply.store_path).parent
     lost = f"{counted(store.n_lost, 'record')} lost"
     if store.is_gone:
@@ -147,7 +147,7 @@ def store_text(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
 
 
 def fleet_text(fleet: wire.FleetState) -> Iterator[tuple[str, str | None]]:
-    """(text, style) of how sharing with other nodes goes; nothing where nothing is shared."""
+    """(text, style) about sharing with other nodes; none if this daemon does not share."""
     if fleet.book:
         yield f"book {fleet.book}: {counted(fleet.n_book_winners, 'setting')} to try first", None
     if fleet.book_error:
@@ -163,15 +163,15 @@ def fleet_text(fleet: wire.FleetState) -> Iterator[tuple[str, str | None]]:
 
 
 def _free_bytes(folder: Path) -> int | None:
-    """Room on the disk; unknown where the daemon is on another machine."""
+    """Free bytes on the disk; None if unknown, as on another machine."""
     try:
         return shutil.disk_usage(folder).free
-    except (OSError, ValueError):  # a NUL in it
+    except (OSError, ValueError):  # ValueError: a NUL in the path
         return None
 
 
 def render_status(reply: wire.StatusReply, console: Console) -> None:
-    """Print the daemon's state, some lines per job: a table of all this would not fit on a terminal."""
+    """Print the daemon's state, some lines per job: a table would not fit on a terminal."""
     def show(text: str, style: str | None = None) -> None:
         console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 

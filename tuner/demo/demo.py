@@ -43,7 +43,7 @@ from .progress import Progress
 FABRIC = "few_sms_node"
 """NCCL's own choice loses there."""
 N_RANKS = 2
-N_STEPS = 400
+N_STEPS = 300
 LEAST_FREE_BYTES = 1 << 16
 """With less a disk is full: logs end in the middle then, and do not tell."""
 STALLS_AFTER_S = 300

@@ -1,4 +1,4 @@
-"""What kind of training the bare sequence of collectives shows; docs/design/stage-fingerprint.md."""
+"""Recognises the kind of training from the sequence of collectives alone; docs/design/stage-fingerprint.md."""
 
 from .fingerprint import StageFingerprint
 from .labels import Shown

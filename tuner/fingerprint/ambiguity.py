@@ -1,7 +1,7 @@
-"""What a step's calls leave open: without gaps, equal sequences must get equal answers, whatever training made them.
+"""Removes answers that a step's calls cannot decide: equal sequences must get equal answers.
 
-Several kinds of training enqueue the sequences that are named here, so none of these kinds is claimed.
-docs/design/stage-fingerprint.md lists them.
+Several kinds of training enqueue the sequences in this module, so the answer claims none of them.
+docs/design/stage-fingerprint.md lists these sequences.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .steps.anatomy import MIN_ACTIVATIONS, TINY_BYTES, Ints, has_nearly_equal, 
 
 PERHAPS_TENSOR_PARALLEL: Final = Shown(tensor_parallel=None)
 PADDING: Final = 0.02
-"""Relative difference that padding makes between volumes that are the same."""
+"""Relative difference that padding makes between equal volumes."""
 MUCH_SMALLER: Final = 64
 SUMS_PER_BUCKET: Final = 1
-"""Least sums of activations per bucket: a unit sums in forward and in backward before gradients leave, but buckets may
-be smaller than a unit, and a pipeline's first and last stage send the embedding's gradients besides."""
+"""Least sums of activations per bucket. A unit sums in forward and in backward before it sends gradients, but buckets
+may be smaller than a unit, and a pipeline's first and last stage also send the embedding's gradients."""
 
 Groups = Mapping[int, Set[int]]
 """Ids of the communicators that each call of a step was enqueued on, by code."""
@@ -32,18 +32,18 @@ NO_GROUPS: Final[Groups] = MappingProxyType({})
 
 
 def unambiguous(shown: Shown, codes: Ints, groups: Groups = NO_GROUPS) -> Shown:
-    """What remains of `shown`, given what other kinds of training enqueue.
+    """The part of `shown` that the calls decide, since other kinds of training may enqueue them, too.
 
     Args:
         codes: the calls of one step, as `anatomy.encode` writes them, [n].
-        groups: where the calls are known to have gone; empty: the bare sequence.
+        groups: the calls' communicators, if known; empty: the sequence alone.
 
     Returns:
-        The same, or less.
+        `shown` or a weaker claim.
     """
-    calls = np.where(codes >> 4 > TINY_BYTES, codes, 0)  # a flag is a flag
+    calls = np.where(codes >> 4 > TINY_BYTES, codes, 0)  # all flags are equal
     calls = calls[(calls > 0) | (np.roll(calls, 1) > 0)]
-    calls = calls[: period_of(calls)]  # what repeats within a step is all that is seen of it
+    calls = calls[: period_of(calls)]  # one round: its repetitions show nothing more
     large = calls[calls > 0]
     if not len(large) or len(calls) == 1:
         return UNKNOWN
@@ -59,11 +59,11 @@ def unambiguous(shown: Shown, codes: Ints, groups: Groups = NO_GROUPS) -> Shown:
 
 
 def _all_reduces(shown: Shown, large: Ints, groups: Groups) -> Shown:
-    """Only all-reduces: equal buckets and activations cannot be told apart if all equal calls stand in one row.
+    """Only all-reduces: equal buckets and activations look the same if all equal calls are consecutive.
 
-    Unless they go to other ranks: all buckets of a model are reduced among its replicas. Any number of them may be
-    activations: units sum as often in backward as in forward, and a third time where forward is recomputed, but
-    embeddings sum in forward only, and the first unit not in backward where its inputs need no gradient.
+    They differ if they use other communicators than the other calls, since all buckets go to a model's replicas. Any
+    number of calls may be activations: units sum as often in backward as in forward, and again if forward is
+    recomputed. But embeddings sum in forward only, and so does the first unit if its inputs need no gradient.
     """
     round_ = large[: period_of(large)]
     if len(round_) == 1:
@@ -74,7 +74,7 @@ def _all_reduces(shown: Shown, large: Ints, groups: Groups) -> Shown:
         return shown
     is_enough = n_alike >= SUMS_PER_BUCKET * (len(round_) - n_alike)
     in_a_row = _n_rows(round_ == commonest) == 1
-    # What is far smaller, as a loss between forward and backward is, breaks a row of sums, but none of buckets.
+    # A far smaller call, such as a loss between forward and backward, interrupts sums of activations, but not buckets.
     others = round_[(round_ >> 4) * MUCH_SMALLER > commonest >> 4]
     is_broken_by_small = _n_rows(others == commonest) == 1
     if is_enough and (in_a_row or (is_broken_by_small and shown.tensor_parallel is False)):
@@ -91,7 +91,7 @@ def _are_apart(code: int, others: Set[int], groups: Groups) -> bool:
 
 
 def _sent_and_returned(shown: Shown, sent: Ints, returned: Ints) -> Shown:
-    """All reductions in one row, then all that is gathered or broadcast."""
+    """All reductions come first, then all gathers and broadcasts."""
     ratio = float((sent >> 4).sum()) / float((returned >> 4).sum())
     is_once, is_twice = (abs(ratio / n - 1) < PADDING for n in (1, 2))
     is_whole = ratio > 1 - PADDING and abs(ratio / round(ratio) - 1) < PADDING
@@ -101,7 +101,7 @@ def _sent_and_returned(shown: Shown, sent: Ints, returned: Ints) -> Shown:
         if may_be_activations and is_result:
             return PERHAPS_TENSOR_PARALLEL  # activations and a result, or equal chunks of one or more micro-steps
         if is_twice and len(sent) % 2 == 0 and shown.stage is not Stage.unknown:
-            # One micro-step's gradients in elements of twice the size, or two micro-steps'.
+            # Gradients of one micro-step in elements of twice the size, or of two micro-steps.
             from_gathers = bool((returned & 15 == Collective.all_gather).all())
             return msgspec.structs.replace(
                 shown, stage=Stage.zero1_or_2 if from_gathers else shown.stage, accumulation=None
@@ -117,5 +117,5 @@ def _sent_and_returned(shown: Shown, sent: Ints, returned: Ints) -> Shown:
 
 
 def _n_rows(is_one: npt.NDArray[np.bool_]) -> int:
-    """Unbroken rows of True, around the end."""
+    """Number of consecutive stretches of True in a cyclic array."""
     return int(np.count_nonzero(is_one & ~np.roll(is_one, 1)))

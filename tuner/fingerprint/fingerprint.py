@@ -1,4 +1,4 @@
-"""Follows one job's collectives and says what kind of training they show."""
+"""Follows one job's collectives and recognises the kind of training."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from .steps.interruptions import Interruptions
 _log = logging.getLogger("zerotune.stage")
 
 MAX_FLAGS: Final = 7
-"""Most sizes of small all-reduces in a row: with more it is no training, but a test of sizes."""
+"""Most different sizes of consecutive small all-reduces: more show a benchmark over sizes, not training."""
 UNCUT_CALLS: Final = 256
-"""A sequence without a period is judged as a whole from this many calls on."""
+"""Least calls of a sequence without a period before it is judged as a whole."""
 BLOCK_CALLS: Final = 4
 _BOTH_WAYS: Final = {int(Collective.all_gather), int(Collective.reduce_scatter)}
 ALIKE_SHARE: Final = 0.9
-"""Least share of all calls that a step of so few, all of one size, must explain."""
+"""Least share of all calls that a short step with calls of one size must explain."""
 MAX_UNTIMED: Final = 4096
-"""After this many decisions in a row without a time, times are no longer waited for."""
+"""After this many consecutive decisions without a time, the wait for times ends."""
 STEPS_TO_EXPECT: Final = 3
-"""What has repeated for this many of the job's own steps is a step, not a micro-step or a block."""
+"""A round that has repeated for this many of the job's own steps is a step, not a micro-step or a block."""
 NOTHING: Final = np.zeros(0, np.int64)
 
 
 class StageFingerprint:
-    """One job's stage, from nothing but the sequence of (collective, message_bytes, start).
+    """One job's stage, from the sequence of (collective, message_bytes, start) alone.
 
     Steps are found by their repetition, so it does not matter when the daemon began to listen. A step that equals
-    the last one costs one comparison; only a new one is scored.
+    the last one costs one comparison; only a new step is scored.
     """
 
     def __init__(self, encoder: LstmEncoder | None = None) -> None:
@@ -60,12 +60,12 @@ class StageFingerprint:
         self._cutter = StepCutter()
         self._judged = UNKNOWN
         self._n_alike = self._alike_since = 0
-        """Calls that repeated the step up to now, and since which of the job's steps."""
+        """Calls that repeat the step up to now, and the job's step at which they began."""
         self._last_start_us = 0.0
         self._judged_uncut_at = UNCUT_CALLS
         self._groups = _Communicators()
         self._n_untimed: int | None = None
-        """Decisions since the last timed record; None: there are no times, decisions are the sequence."""
+        """Decisions since the last timed record; None: there are no times, so decisions are the sequence."""
         self.n_calls = 0
         """Calls taken in so far."""
 
@@ -76,7 +76,7 @@ class StageFingerprint:
 
     @property
     def missing_evidence(self) -> MissingEvidence:
-        """Why no stage is shown."""
+        """What is missing to tell the stage."""
         if self.stage is not Stage.unknown:
             return MissingEvidence.nothing
         codes = self._cutter.window[0] if self._cutter.period else self._cutter.codes[-UNCUT_CALLS:]
@@ -85,20 +85,19 @@ class StageFingerprint:
 
     @property
     def gathers_after_step(self) -> bool:
-        """All-gathers outside backward are updated parameters (ZeRO-1, 2), not forward gathers."""
+        """Whether all-gathers outside backward are updated parameters (ZeRO-1, 2), not forward gathers."""
         return self.shown.stage in (Stage.zero1, Stage.zero2, Stage.zero1_or_2)
 
     @property
     def calls_per_step(self) -> int:
-        """Calls in one step, or one micro-step where nothing marks the end of a step; 0 = not known yet."""
+        """Calls in one step, or in one micro-step if no call marks the end of a step; 0: not known yet."""
         return self._cutter.period
 
     def add_records(self, block: npt.NDArray[np.void]) -> bool:
-        """Take in rank 0's records (OBSERVATION_FIELDS) in order; True when what is shown has changed.
+        """Take in rank 0's records (OBSERVATION_FIELDS) in order; True if `shown` has changed.
 
-        While collectives are timed, each comes twice: as the decision and, later, as what ran. The latter knows
-        its start; where there is none, the decisions are the sequence. A block of decisions alone, among timed ones, is
-        of calls whose times are on their way.
+        A timed collective comes twice: as a decision and, later, as a timed record with its start. Without timed
+        records, the decisions are the sequence. If only decisions come among timed records, their times will follow.
         """
         timed = (block["flags"] & FLAG_TIMED) != 0
         if timed.any():
@@ -132,11 +131,11 @@ class StageFingerprint:
             collectives: their kinds, [n].
             message_bytes: their sizes, [n].
             start_us: when they began, [n]; 0 = unknown.
-            step: number of the job's step that the last of them is in; it does not rise where nobody counts.
+            step: number of the job's step of the last call; it stays the same if nobody counts steps.
             comm_ids: their communicators, [n]; None: unknown.
 
         Returns:
-            True when what is shown has changed.
+            True if `shown` has changed.
         """
         if comm_ids is not None:
             self._groups.add(collectives, message_bytes, comm_ids)
@@ -171,9 +170,9 @@ class StageFingerprint:
         return self._show(UNKNOWN if self._cutter.is_over else self._judged)
 
     def _may_be_a_block(self, codes: Ints) -> bool:
-        """Whether it is sequence parallelism in a block or a micro-step: one size is gathered and scattered again.
+        """Whether this may be sequence parallelism in a block or micro-step: one size is gathered and scattered again.
 
-        Of a block, a few calls repeat among others; one unit under ZeRO-3 has the same calls, and nothing else.
+        A block's few calls repeat among others; one unit under ZeRO-3 has the same calls, but no others.
         """
         large = codes[codes >> 4 > TINY_BYTES]
         if len(np.unique(large >> 4)) != 1 or set((large & 15).tolist()) != _BOTH_WAYS:
@@ -186,7 +185,7 @@ class StageFingerprint:
 
     def _judge(self, step: Step) -> Shown:
         if len(step.roles) < 2 or (step.roles == TINY).all():
-            return UNKNOWN  # one call over and over, or nothing but counters and flags, may be anything
+            return UNKNOWN  # one repeated call, or only counters and flags, may be any training
         if step.n_flags_in_a_row > MAX_FLAGS or self._encoder is None:
             return UNKNOWN
         return decide(self._encoder.scores(step), step)
@@ -200,7 +199,7 @@ class StageFingerprint:
 
 
 class _Communicators:
-    """Which communicators calls were enqueued on: as many of the last ones as steps are cut from."""
+    """The communicators of the newest calls, as many as the cutter's history has."""
 
     def __init__(self) -> None:
         self._blocks: deque[tuple[Ints, npt.NDArray[np.uint64]]] = deque()
@@ -208,7 +207,7 @@ class _Communicators:
         self._exchanges = False
 
     def add(self, collectives: Ints, message_bytes: Ints, comm_ids: npt.NDArray[np.uint64]) -> None:
-        """Keep them, in place of the oldest."""
+        """Keep these calls in place of the oldest."""
         self._exchanges |= bool((collectives == Collective.all_to_all).any())
         self._blocks.append((encode(collectives, message_bytes), comm_ids.copy()))  # not the whole frame
         self._n_calls += len(collectives)
@@ -216,7 +215,7 @@ class _Communicators:
             self._n_calls -= len(self._blocks.popleft()[0])
 
     def of(self, codes: Ints) -> Groups:
-        """The communicators of each of these calls; none where experts may have one of their own for gradients."""
+        """The communicators of each of these calls; empty if experts may use their own for gradients."""
         if self._exchanges or not self._blocks:
             return NO_GROUPS
         known, comm_ids = (np.concatenate(parts) for parts in zip(*self._blocks, strict=True))

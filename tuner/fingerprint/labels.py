@@ -1,8 +1,8 @@
-"""What a sequence of collectives can show of the training behind it, and what it cannot.
+"""What a sequence of collectives can and cannot show of its training.
 
-Where two kinds of training enqueue the same sequence, no recogniser can tell them apart, so the label is the
-set of both: `zero1_or_2` for a stage, None ("cannot tell") for accumulation and tensor parallelism. `ambiguity.py` has
-the single sequences that show less than their kind of training does. docs/design/stage-fingerprint.md lists them all.
+If two kinds of training enqueue the same sequence, no recogniser can separate them. The label is then the set of both:
+`zero1_or_2` for a stage, None ("cannot tell") for accumulation and tensor parallelism. `ambiguity.py` has single
+sequences that show less than their kind of training usually does. docs/design/stage-fingerprint.md lists them all.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ...store.records import Stage
 STAGES: Final = (Stage.unknown, Stage.ddp, Stage.zero1, Stage.zero2, Stage.zero3, Stage.zero1_or_2)
 ACCUMULATIONS: Final = (False, True, None)
 N_OUTPUTS: Final = len(STAGES) + len(ACCUMULATIONS) + 2
-"""Scores of the stages, of accumulation, of partitioned activations, of tensor parallelism."""
+"""Number of scores: for the stages, accumulation, partitioned activations and tensor parallelism."""
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What is recognised. None, for accumulation or tensor parallelism: the calls are the same with and without."""
+    """The recognised kind. None, for accumulation or tensor parallelism: the calls are the same with and without."""
 
     stage: Stage = Stage.unknown
     accumulation: bool | None = None
@@ -47,7 +47,7 @@ _ACCUMULATIONS_OF: Final = {
     Stage.zero3: ((False, True, None), (False, True, None)),
     Stage.zero1_or_2: ((None,), (False, None)),
 }
-"""By stage: the accumulations that a sequence can show without and with partitioned activations."""
+"""By stage, the accumulations that a sequence can show without and with partitioned activations."""
 
 POSSIBLE: Final = tuple(
     Shown(stage, accumulation, partitioned, tensor_parallel)
@@ -55,4 +55,4 @@ POSSIBLE: Final = tuple(
     for partitioned, tensor_parallel in ((False, False), (False, True), (True, True))
     for accumulation in accumulations[partitioned]
 )
-"""All that a kind of training can show; activations are partitioned only among the ranks that compute them together."""
+"""All kinds of training; activations are partitioned only among ranks that compute them together."""

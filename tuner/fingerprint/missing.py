@@ -1,4 +1,4 @@
-"""Which evidence is missing where collectives do not show what kind of training they are of."""
+"""Finds the evidence that is missing if collectives do not show the kind of training."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ...store.records import Collective, DecisionKey, MissingEvidence, size_clas
 from .steps.anatomy import IS_SEEN, TINY_BYTES
 
 RARE: Final = 0.1
-"""Calls rarer than this share of the commonest one are not part of a step: broadcasts before the first, for example."""
+"""Calls rarer than this share of the most frequent one, such as broadcasts before the first step, belong to no step."""
 EARLY_STEPS: Final = 20
-"""A stage may not be recognised in fewer steps. Until then, nothing of it can be said to be missing."""
+"""Least steps before evidence can be called missing: a stage may need as many to be recognised."""
 _REDUCTIONS: Final = (Collective.all_reduce, Collective.reduce_scatter, Collective.reduce)
 
 
@@ -37,12 +37,12 @@ def missing_evidence(counts: Mapping[tuple[int, int], int], *, repeats: bool = T
 
 
 def missing_after(n_steps: int, missing: MissingEvidence) -> MissingEvidence:
-    """What is missing of a job after `n_steps`, whose collectives lack `missing` so far."""
+    """The missing evidence after `n_steps` of a job whose collectives lack `missing` so far."""
     return MissingEvidence.too_early if missing and n_steps < EARLY_STEPS else missing
 
 
 def missing_of_keys(n_calls: Mapping[DecisionKey, int]) -> MissingEvidence:
-    """Why a job's measured calls, counted by key, show no stage: a size class is taken as one size."""
+    """Why a job's measured calls, counted by key, show no stage; a size class counts as one size."""
     counts: dict[tuple[int, int], int] = {}
     for key, n in n_calls.items():
         call = int(key.collective), size_class_range(key.size_class)[1]

@@ -1,1 +1,1 @@
-"""Which ranks collectives wait for, told from slow links and from chance. Pure, and nothing is decided here."""
+"""Finds ranks that collectives wait for, apart from slow links and chance. Pure; it decides nothing."""

@@ -1,7 +1,7 @@
-"""Who is to blame where one lateness brings about others.
+"""Finds the cause if one late rank makes others late.
 
-A rank that waits in one communicator, for a late rank or a slow link, is late in its next one without any fault of its
-own. So lateness beside others is explained by what held the rank up elsewhere, beyond what held up those others.
+A rank that waits in one communicator, for a late rank or a slow link, is late in its next one, too. So its lateness is
+explained if it waits longer elsewhere than the other members of the communicator do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from .persistence import Excess
 
 EXPLAINS: Final = 0.5
-"""Share of a lateness that must be accounted for."""
+"""Share of a lateness that waits elsewhere must explain."""
 
 Place = tuple[int, int]
 """(communicator, member)."""
@@ -24,14 +24,14 @@ Place = tuple[int, int]
 def blamed(
     late: Mapping[Place, Excess], members: Sequence[frozenset[int]], slow: Sequence[tuple[frozenset[int], float]]
 ) -> list[Excess]:
-    """The members whose lateness nothing else explains, the largest first.
+    """The members whose lateness no other one explains, the largest first.
 
     Args:
-        late: who is late where. What is not proven explains, too.
-        slow: members of each slow communicator, and what it costs in a step (us).
+        late: lateness by communicator and member; an unproven one may explain others, too.
+        slow: members of each slow communicator, and its extra time per step (us).
 
     Returns:
-        One for each, with its largest unexplained lateness, a proven one if there is any; `column` is the member.
+        The largest unexplained lateness of each member, proven ones first; `column` is the member.
     """
     held_up = _held_up(late, members, slow)
     found: dict[int, Excess] = {}
@@ -51,7 +51,7 @@ def _weight(excess: Excess) -> tuple[bool, float]:
 def _held_up(
     late: Mapping[Place, Excess], members: Sequence[frozenset[int]], slow: Sequence[tuple[frozenset[int], float]]
 ) -> Callable[[int, int], float]:
-    """(member, communicator) -> how long others, or a link, hold it up outside of this communicator."""
+    """(member, communicator) -> how long it waits for others, or a link, outside this communicator."""
     latest: dict[int, tuple[float, int]] = {}
     for (communicator, member), excess in late.items():
         latest[communicator] = max(latest.get(communicator, (0.0, -1)), (excess.usual_us, member))

@@ -1,4 +1,4 @@
-"""From joined records to the ranks that are late and the communicators that are slow."""
+"""Finds late ranks and slow communicators in joined records."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from .persistence import (
 from .waits import TOGETHER, Floats, Ints, behind_the_others, medians
 
 LEAST_LATE_US: Final = 20.0
-"""As much as a rank's way to a collective varies anyway."""
+"""Least lateness: a rank's arrival varies by this much anyway."""
 MATTERS: Final = 0.01
-"""Share of a step's time from which on being late is worth a word."""
+"""Least lateness that is reported, as a share of a step's time."""
 SLOWER: Final = 0.1
-"""A communicator is slow that takes this much longer than its siblings."""
+"""A communicator is slow if it takes this share longer than its siblings."""
 MANY_RECORDS: Final = 8192
-"""When one join has more, every second step is left out from then on: what persists shows in a sample, too."""
+"""If one join has more, every second step is left out from then on: a sample also shows persistent lateness."""
 MOST_SKIPPED: Final = 64
 MAX_COMMUNICATORS: Final = 1024
 WHOLE_NODE_STEPS: Final = 4 * LEAST_STEPS
-"""A node is named as a whole once it has been late for so many without a rank of it that is named: until then one may
-yet be proven, or has just ceased to be late."""
+"""A node is named as a whole once it has been late for this many steps without a named rank: before that, one of its
+ranks may still be proven, or may just have stopped being late."""
 
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 _TOGETHER: Final = np.array([int(one) for one in TOGETHER], np.int64)
 
 
 class LateRankFinder:
-    """One job, as one daemon sees it.
+    """The late ranks of one job, as one daemon finds them.
 
-    Ranks of this node are compared with one another. Where other nodes' daemons report, too, nodes are compared by the
-    last arrival of each, and each daemon says of its own ranks who is late.
+    Ranks of this node are compared with one another. If other nodes' daemons report, too, nodes are compared by their
+    last arrivals, and each daemon reports its own late ranks.
     """
 
     def __init__(self) -> None:
         self.nodes: dict[int, int] = {}
-        """Other nodes' daemons by their number among the reporters, the lowest rank: how many ranks are there."""
+        """Ranks of each other node, by its number among the reporters (its lowest rank)."""
         self.hosts: dict[int, str] = {}
         """Names of the nodes that ranks run on, by rank."""
         self._of_nodes: dict[int, Lateness] = {}
         self._explained_up_to: dict[int, int] = {}
-        """By node: the newest step in which ranks of it were named that made it late."""
+        """By node, the newest step in which named ranks explained its lateness."""
         self._ranks, self._node_window, self._communicators = ExcessWindow(), ExcessWindow(), ExcessWindow()
         self._index_of: dict[int, int] = {}
         self._members: list[frozenset[int]] = []
@@ -65,7 +65,7 @@ class LateRankFinder:
         self._freed, self._is_freed = ExcessWindow(), False
         self._open: dict[int, _Step] = {}
         self._n_calls: dict[int, float] = {}
-        """By communicator: how many in the newest step that is closed."""
+        """By communicator, the calls in the newest closed step."""
         self._closed: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
         self._past: deque[LateRank] = deque(maxlen=MAX_NAMED)
         self._known = Lateness()
@@ -73,12 +73,12 @@ class LateRankFinder:
         self._stride = 1
 
     def node_says(self, node: int, n_ranks: int, host: str = "", lateness: Lateness | None = None) -> None:
-        """Another node's daemon is here.
+        """Another node's daemon has sent a message.
 
         Args:
             node: its number among the reporters, its lowest rank.
-            host: the node's name; empty: not said.
-            lateness: what it sees of its own ranks; None: not said.
+            host: the node's name; empty: not sent.
+            lateness: lateness of its own ranks; None: not sent.
         """
         self.nodes[node] = n_ranks
         if host:
@@ -87,7 +87,7 @@ class LateRankFinder:
             self._of_nodes[node] = lateness
 
     def node_left(self, node: int) -> None:
-        """Another node's daemon is gone."""
+        """Another node's daemon has left."""
         self.nodes.pop(node, None)
         self._of_nodes.pop(node, None)
 
@@ -106,7 +106,7 @@ class LateRankFinder:
             self._stride *= 2
         chosen = (counts > 1) & (first["step"] % self._stride == 0)
         chosen &= np.isin(first["collective"].astype(np.int64), _TOGETHER)
-        # Members of a fused run have one kernel, whose wait counts once.
+        # Fused calls have one kernel, so its wait counts once.
         kernels = first["comm_id"] * _ODD ^ first["start_ns"].astype(np.uint64)
         is_first = np.zeros(len(starts), bool)
         is_first[np.unique(kernels, return_index=True)[1]] = True
@@ -141,7 +141,7 @@ class LateRankFinder:
             nodes, at = np.unique(sender[last], return_inverse=True)
             later_us = np.array([self._later_us(node) for node in nodes.tolist()])
             if later_us.any():
-                # Lateness is of a step, in all of its calls together.
+                # Lateness is summed over all calls of a step.
                 n_calls = np.array([self._n_calls.get(one, 1.0) for one in of_call[last].tolist()])
                 _compare(self._freed, *of_node, later_us[at] / n_calls)
                 self._is_freed = True
@@ -159,7 +159,7 @@ class LateRankFinder:
         self._close_steps(int(steps.max()))
 
     def _communicators_of(self, records: NDArray[np.void], reporters: Ints, begins: Ints, counts: Ints) -> Ints:
-        """Our number of each call's communicator, -1 where there are too many; notes who reports a new one."""
+        """The number of each call's communicator, -1 if there are too many; also notes a new one's reporters."""
         unique, first, inverse = np.unique(records["comm_id"][begins], return_index=True, return_inverse=True)
         numbers = []
         for comm_id, at in zip(unique.tolist(), first.tolist(), strict=True):
@@ -174,7 +174,7 @@ class LateRankFinder:
         return found
 
     def _close_steps(self, newest: int) -> None:
-        """Compare communicators of one kind that did the same in a step, of steps whose calls are all here."""
+        """In steps whose calls are complete, compare communicators of one kind that had the same calls."""
         for number in sorted(self._open):
             if newest - OPEN_STEPS < number <= newest + BEGUN_ANEW_STEPS:
                 continue
@@ -190,10 +190,10 @@ class LateRankFinder:
                 self._communicators.add(number, np.array([one for one, _ in siblings], np.int64), excess_us)
 
     def lateness(self, step_us: float = 0.0) -> Lateness:
-        """Who is late and what is slow by now.
+        """The late ranks and slow communicators by now.
 
         Args:
-            step_us: time of a step; 0 where it is not known.
+            step_us: time of a step; 0 if unknown.
         """
         if not self._closed:
             return self._known
@@ -212,7 +212,7 @@ class LateRankFinder:
         if self.nodes:
             node_of = [frozenset(one if one in self.nodes else self._own_node for one in of) for of in self._members]
             links = [(frozenset(node_of[one.column]), one.usual_us) for one in slower]
-            # Its own daemon does not see a link to other nodes: behind a slow one, a node must be proven late itself.
+            # A daemon does not see its node's link to others: behind a slow link, the node must be proven late itself.
             behind_link = frozenset(node for of_link, _ in links for node in of_link)
             for window, ranks_of in ((self._node_window, self._behind_node), (self._freed, self._late_enough)):
                 for node in blamed(_by_place(window.going_on(limit_us)), node_of, links):
@@ -231,16 +231,16 @@ class LateRankFinder:
         return self._known
 
     def _later_us(self, node: int) -> float:
-        """By how much a node arrives later than it would without those of its ranks that are named."""
+        """By how much a node's named ranks make it later."""
         named = {one.rank for one in self._known.late}
         return max((one.late_us for one in self._there(node) if one.rank in named), default=0.0)
 
     def _there(self, node: int) -> tuple[LateRank, ...]:
-        """Ranks that a node's own daemon calls late, beside the others of that node."""
+        """Ranks that a node's own daemon finds late among its ranks."""
         return self._own if node == self._own_node else self._of_nodes.get(node, Lateness()).late
 
     def _behind_node(self, node: Excess) -> dict[int, LateRank]:
-        """Who makes a node late: ranks that its own daemon names; else, where it is proven, the node itself."""
+        """The cause of a late node: ranks that its own daemon names; else the node itself, if it is proven late."""
         if there := self._late_enough(node):
             self._explained_up_to[node.column] = node.last_step
             return there
@@ -253,7 +253,7 @@ class LateRankFinder:
         return {node.column: self._late(node, node.column, is_node=is_node)}
 
     def _late_enough(self, node: Excess) -> dict[int, LateRank]:
-        """Ranks that a node's own daemon calls late, where that explains what the node is; else none."""
+        """Ranks that a node's own daemon finds late, if they explain the node's lateness; else none."""
         there = self._there(node.column)
         is_enough = any(one.late_us >= node.excess_us / 2 for one in there)
         return {one.rank: one for one in there} if is_enough else {}
@@ -278,7 +278,7 @@ class _Step:
         self._of: dict[int, tuple[tuple[int, int], list[float]]] = {}
 
     def add(self, communicator: int, shape: tuple[int, int], sums: tuple[float, float, float], wait_us: float) -> None:
-        """Calls of one communicator: its ranks and nodes; their number, bytes and shortest times; waiting."""
+        """Add calls of one communicator: its ranks and nodes; sums of calls, bytes and shortest times; waiting time."""
         self.wait_us += wait_us
         self.transfer_us += sums[2]
         if communicator >= 0:
@@ -288,7 +288,7 @@ class _Step:
 
     @property
     def n_calls(self) -> dict[int, float]:
-        """By communicator."""
+        """Number of calls by communicator."""
         return {communicator: sums[0] for communicator, (_, sums) in self._of.items()}
 
     def siblings(self) -> Iterable[list[tuple[int, float]]]:
@@ -308,7 +308,7 @@ def _compare(
     which: NDArray[np.bool_],
     later_us: Floats | None = None,
 ) -> None:
-    """Add to `window` how late each of `which` was beside the others of its call; they came by `later_us` too late."""
+    """Add to `window` how late each of `which` was in its call; `later_us` is lateness that is explained already."""
     later_us = np.zeros(len(call)) if later_us is None else later_us
     columns, steps, call, later_us = columns[which], steps[which], call[which], later_us[which]
     durations_us = durations_us[which] + later_us
@@ -324,10 +324,10 @@ def _compare(
 
 
 def _kept(late: dict[int, LateRank], node: Excess, before: Container[int]) -> dict[int, LateRank]:
-    """Those that may be named: what may be ending names nobody anew."""
+    """The ranks that may be named: a node whose lateness may be ending names no new ones."""
     return {rank: one for rank, one in late.items() if node.goes_on or rank in before}
 
 
 def _by_place(found: Iterable[Excess]) -> dict[tuple[int, int], Excess]:
-    """By communicator and reporter."""
+    """Excesses by communicator and reporter."""
     return {(one.column >> GROUP_BITS, one.column & ((1 << GROUP_BITS) - 1)): one for one in found}

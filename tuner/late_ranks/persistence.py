@@ -1,8 +1,8 @@
-"""Tells what persists over steps from chance, by how often each column's excess is over a limit that matters.
+"""Separates persistent excess from chance, by how often each column exceeds a limit.
 
-A column is a rank, a node or a communicator. Named is what exceeds the limit in most steps, and in more of those in
-which any column of its group does than turns would give it: `sequential_test`. Noise of every step makes a column
-exceed in half of them at most, since excess is counted from the median of the others.
+A column is a rank, a node or a communicator. A column is named if it exceeds the limit in most steps, and more often
+than chance allows among the steps in which its group has an excess (`sequential_test`). Noise makes a column exceed in
+at most half of the steps, since excess is counted from the median of the others.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .sequential_test import SequentialTest
 
 KEPT_STEPS: Final = 512
 LEAST_STEPS: Final = 64
-"""Observed steps without which nothing is said."""
+"""Least observed steps before a column is named."""
 GROUP_BITS: Final = 16
-"""What columns have in common above these bits is their group: the members of one communicator."""
+"""The bits of a column above these are its group: the members of one communicator."""
 RECENT_STEPS: Final = 32
 OVER_BELOW: Final = 0.3
-"""What exceeded in a smaller share of the recent steps is over. Less than half, so that nothing flickers."""
+"""An excess has ended if fewer of the recent steps have it. The share is below half for hysteresis."""
 OPEN_STEPS: Final = 2
-"""The newest steps are not judged: calls of them may still be missing."""
+"""The newest steps are not judged, since some of their calls may still be missing."""
 BEGUN_ANEW_STEPS: Final = 100_000
-"""So far behind the newest lies no late record: the job counts its steps from 0 again."""
+"""No late record is this far behind the newest: the job counts its steps from 0 again."""
 MAX_COLUMNS: Final = 4096
 
 
@@ -38,19 +38,19 @@ class Excess:
     excess_us: float
     """Median over the steps in which it exceeded the limit."""
     usual_us: float
-    """Median over the newest `LEAST_STEPS` steps, late or not: what one lateness adds to another."""
+    """Median over the newest `LEAST_STEPS` steps, with and without excess: the usual delay of others."""
     share: float
-    """Of the steps since it began, `LEAST_STEPS` at least, those in which it exceeded."""
+    """Share of the steps since it began (at least `LEAST_STEPS`) in which it exceeded the limit."""
     since_step: int
     last_step: int
     is_proven: bool = True
-    """More than chance allows for."""
+    """It exceeds more often than chance allows."""
     goes_on: bool = True
-    """In more than half of the recent steps. Else it may be ending, and is no reason to name anybody anew."""
+    """It exceeds in over half of the recent steps. If not, it may be ending, and no new rank is named for it."""
 
 
 class ExcessWindow:
-    """Excess by step and column, of the last steps; and which columns persist."""
+    """Excess by step and column in the last steps, and the columns that persist."""
 
     def __init__(self) -> None:
         n_rows = KEPT_STEPS + OPEN_STEPS
@@ -59,16 +59,16 @@ class ExcessWindow:
         self._newest = -1
         self._columns: dict[int, int] = {}
         self._named: dict[int, tuple[int, int]] = {}
-        """By column: since which step, and how many steps had proven it."""
+        """By column, the first step of its excess, and the number of steps that proved it."""
         self._test, self._judged = SequentialTest(), -1
 
     def add(self, step: int, columns: NDArray[np.int64], excess_us: NDArray[np.float64]) -> None:
         """Add to the excess of some columns in a step; columns may repeat, and steps come in any order.
 
         Args:
-            step: its number; one too old to be judged is left out, and one far behind begins anew.
+            step: the step's number; one too old to be judged is left out, and one far behind begins a new count.
             columns: any integers, shape (n,).
-            excess_us: shape (n,).
+            excess_us: excess of each, shape (n,).
         """
         if step < self._newest - BEGUN_ANEW_STEPS:
             self._steps[:] = -1
@@ -104,7 +104,7 @@ class ExcessWindow:
         return [one for one in self.going_on(limit_us) if one.is_proven]
 
     def going_on(self, limit_us: float) -> list[Excess]:
-        """Those, and columns that exceed it in more than half of the recent steps, be it by chance; sorted likewise."""
+        """Persistent columns, and others that exceed it in over half of the recent steps, perhaps by chance."""
         order = np.argsort(self._steps)
         order = order[self._steps[order] >= 0][:-OPEN_STEPS]
         if not len(order):
@@ -124,7 +124,7 @@ class ExcessWindow:
                 continue
             since, n_steps = self._named.get(column, (int(steps[_begin(late[:, place], seen[:, place])]), 0))
             n_since = max(LEAST_STEPS, int((steps >= since).sum()))
-            # What it was named for goes on as long as so many steps say so: noise makes a column exceed, too.
+            # A named column stays while as many steps as proved it show an excess: noise makes a column exceed, too.
             goes_on = bool(late_recent[place] > 0.5 * n_recent[place])
             is_named = bool(n_steps or is_proven[place]) and _share(late, seen, place, n_steps or n_since) > 0.5
             if is_named:
@@ -142,7 +142,7 @@ class ExcessWindow:
         return sorted(found, key=lambda one: -one.excess_us)
 
     def _judge(self, steps: NDArray[np.int64], late: NDArray[np.bool_], seen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Give the steps that are new to the test; what it says of each place."""
+        """Give new steps to the test; return whether each column is proven."""
         columns = np.array(list(self._columns)[: late.shape[1]], np.int64)
         _, group, n_of_group = np.unique(columns >> GROUP_BITS, return_inverse=True, return_counts=True)
         new = steps > self._judged
@@ -155,11 +155,11 @@ class ExcessWindow:
 
 
 def _share(late: NDArray[np.bool_], seen: NDArray[np.bool_], place: int, n_steps: int) -> float:
-    """Of the newest steps, those in which a place was late."""
+    """Share of the newest steps in which a column was late."""
     return float(late[-n_steps:, place].sum() / max(1, seen[-n_steps:, place].sum()))
 
 
 def _begin(late: NDArray[np.bool_], seen: NDArray[np.bool_]) -> int:
-    """The row from which on it has been late most clearly more often than not."""
+    """The first row of the period in which a column is late most clearly in over half of the steps."""
     signs = np.where(late, 1.0, np.where(seen, -1.0, 0.0))
     return int(np.argmax(np.cumsum(signs[::-1])[::-1]))

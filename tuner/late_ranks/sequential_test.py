@@ -1,15 +1,15 @@
-"""A sequential test of who is late more often than by turns, to be looked at as often as one likes.
+"""A sequential test for members that are late more often than by chance; it may be checked at any time.
 
-What is tested: whatever makes members of a group late comes in events of `EVENT_STEPS` steps at most, such as another
-process that computes. Each hits one member, any of them alike, and in each of its steps up to half of the others happen
-to be late, too. In a group of n, a step in which a member is late multiplies its wealth by u, one in which only others
-are by d. An event of l steps then multiplies it on average by
+The null hypothesis: members of a group are late in events of at most `EVENT_STEPS` steps, such as another process that
+computes. Each event hits one member, all with equal probability, and in each of its steps up to half of the others may
+be late, too. In a group of n, a step in which a member is late multiplies its wealth by u; a step in which only others
+are late multiplies it by d. An event of l steps then multiplies it on average by
 
     u^l / n + (1 - 1/n) (q u + (1 - q) d)^l,    q = ((n - 1) // 2) / (n - 1),
 
-which is 1 at l = 0 and convex in l: never above 1, where d makes it 1 at l = EVENT_STEPS. So wealth ever reaches x with
-a probability of 1/x at most (Ville's inequality). Since lateness may begin at any time, the first wealth is paid in
-parts, the j-th of them 1 / (j (j + 1)).
+which is 1 at l = 0 and convex in l: d is chosen to make it 1 at l = EVENT_STEPS, so it is never above 1. So wealth
+reaches x with a probability of at most 1/x (Ville's inequality). Since lateness may begin at any time, the initial
+wealth is added in parts, the j-th of which is 1 / (j (j + 1)).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 EVENT_STEPS: Final = 16
-"""What keeps a rank late for much longer is no chance event."""
+"""Longest chance event; a rank that is late for much longer has a cause."""
 FALSE_ALARMS: Final = 0.01
-"""Probability that chance ever proves any column late, however long the job."""
+"""Probability that chance ever proves any column late, for any length of the job."""
 STAKES: Final = (0.3, 0.8)
-"""What an event on the column wins, as a share of n - 1; the lower one is for what is late less often."""
+"""Gain by an event on the column, as a share of n - 1; the lower one is for columns that are late less often."""
 PART_STEPS: Final = 64
-"""Steps from one part of the first wealth to the next."""
+"""Steps from one part of the initial wealth to the next."""
 
 
 class SequentialTest:
@@ -43,7 +43,7 @@ class SequentialTest:
         Args:
             late: whether a column was late, shape (n_steps, n_columns).
             counts: whether the column was seen in a step in which any of its group was late, same shape.
-            n_of_group: columns of each one's group, shape (n_columns,).
+            n_of_group: size of each column's group, shape (n_columns,).
         """
         n_more = late.shape[1] - self._log_wealth.shape[1]
         self._log_wealth = np.pad(self._log_wealth, ((0, 0), (0, n_more)), constant_values=-np.inf)
@@ -62,11 +62,11 @@ class SequentialTest:
             done, self._n_steps = done + n_done, self._n_steps + n_done
 
     def forget(self, columns: NDArray[np.bool_]) -> None:
-        """Take the wealth of some columns, shape (n_columns,): what began again would have to be proven again."""
+        """Remove the wealth of some columns, shape (n_columns,): if they are late again, that must be proven again."""
         self._log_wealth[:, columns] = -np.inf
 
     def is_proven(self) -> NDArray[np.bool_]:
-        """Shape (n_columns,)."""
+        """Whether each column is proven late, shape (n_columns,)."""
         n_columns = max(1, self._log_wealth.shape[1])
         found: NDArray[np.bool_] = np.logaddexp.reduce(self._log_wealth, axis=0) >= np.log(n_columns / FALSE_ALARMS)
         return found
@@ -74,7 +74,7 @@ class SequentialTest:
 
 @cache
 def _log_factors(n: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(log u, log d), each by stake, in a group of n."""
+    """(log u, log d) in a group of n, each with one entry per stake."""
     won = 1.0 + (n - 1) * np.array(STAKES)
     q = (n - 1) // 2 / (n - 1)
     u = won ** (1.0 / EVENT_STEPS)

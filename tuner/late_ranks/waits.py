@@ -1,4 +1,4 @@
-"""How late each rank was at each collective, from durations alone: no clocks are compared.
+"""How late each rank was at each collective, from durations only: ranks' clocks are not compared.
 
 All ranks leave a collective that reduces or gathers at about the same time, and a rank's duration begins with its own
 arrival. So the difference between two ranks' durations is the difference between their arrivals.
@@ -21,14 +21,14 @@ Ints = NDArray[np.int64]
 
 
 def behind_the_others(durations_us: Floats, starts: Ints) -> Floats:
-    """By how much each value lies below the median of the others in its group.
+    """By how much each value is below the median of the others in its group.
 
     Args:
         durations_us: shape (n,), group by group.
-        starts: where each group begins, shape (m,), ascending from 0. Groups of one have no others: 0.
+        starts: where each group begins, shape (m,), ascending from 0.
 
     Returns:
-        Shape (n,): positive for those that arrived late, in microseconds.
+        Microseconds, shape (n,): positive for late ranks; 0 in groups of one.
     """
     counts = np.diff(np.append(starts, len(durations_us)))
     group = np.repeat(np.arange(len(starts)), counts)
@@ -37,7 +37,7 @@ def behind_the_others(durations_us: Floats, starts: Ints) -> Floats:
     place[order] = np.arange(len(order)) - np.repeat(starts, counts)
     sorted_us = durations_us[order]
     n, first = counts[group], starts[group]
-    # Without the value at `place`, what follows it moves up by one.
+    # Without the value at `place`, the values after it move up by one.
     low, high = np.maximum(n - 2, 0) // 2, np.maximum(n - 1, 0) // 2
     top = np.maximum(n - 1, 0)
     middle = [sorted_us[first + np.minimum(at + (place <= at), top)] for at in (low, high)]

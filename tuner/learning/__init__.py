@@ -1,1 +1,1 @@
-"""What decides: one brain per job, with its policy, its guard and what earlier jobs knew."""
+"""Decides what a job runs: one brain per job, with its policy, its guard and what earlier jobs measured."""

@@ -4,9 +4,9 @@
     propose                                                      a new plan, or None
     decisions (`Inspection`)                                     why, for the store and for people
 
-A plan assigns every key its incumbent or, for a window of steps, the candidate on trial. Measurements are
-attributed by the epoch they ran under, so that what was *asked* is judged, whatever NCCL made of it. All of
-it runs on the daemon's service thread, so every call's work is bounded: `tests/brain/test_brain_latency.py`.
+A plan assigns every key its incumbent or, for a window of steps, the candidate on trial. The epoch that a call ran
+under says which setting was requested: that setting is judged, even if NCCL ran another. The brain runs on the
+daemon's service thread, so every call's work is bounded: `tests/brain/test_brain_latency.py`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from .policy.step_guard import StepFeedback
 from .policy.surrogate import Surrogate
 
 MOST_CALL_US: Final = 1e10
-"""Three hours. Longer durations were not measured, nor were those below `LEAST_US`: a clock stopped or jumped."""
+"""Three hours. A longer duration, or one below `LEAST_US`, is no measurement: a clock stopped or jumped."""
 
 
 class BrainSettings(msgspec.Struct, frozen=True):
@@ -62,20 +62,20 @@ class BrainSettings(msgspec.Struct, frozen=True):
     budget_fraction: float = 0.01
     memory_threshold: float = 0.92
     explore: bool = True
-    """False: nothing is tried out; what earlier jobs proved is used, and verified."""
+    """False: no candidate is tried; what earlier jobs proved is used and verified."""
     shadow: bool = False
     """Decide and explain, but carry nothing out (`ShadowBrain`)."""
     is_exact: bool = False
-    """Try and use nothing that could change a bit of the results."""
+    """Try and use only settings that cannot change a bit of the results."""
     control_share: float = 0.0
-    """Share of step time that control windows may lose; 0: there are none."""
+    """Share of step time that control windows may lose; 0: no control windows."""
     tune_steps: int = 0
-    """After so many steps nothing is tried any more, nor compared unless `compare_steps` asks for it; 0: never."""
+    """After this many steps trials end, and comparisons end unless `compare_steps` asks for them; 0: never."""
     compare_steps: int = 0
-    """So many of the first steps that are compared with NCCL's own choice are not rationed."""
+    """This many of the first steps that are compared with NCCL's own choice do not count against `control_share`."""
 
     own_steps: int = 0
-    """So many steps at the beginning run NCCL's own choice."""
+    """This many steps at the beginning run NCCL's own choice."""
 
     def options(self) -> DaemonOptions:
         """The settings as `zerotune status` shows them."""
@@ -123,7 +123,7 @@ class Brain(Inspection):
         self._side_by_side = SideBySide()
         self._step = 0
         self._urgent = True
-        self._asks_book = True  # and nothing else, the first time, though many steps may be known by then
+        self._asks_book = True  # the first time only canaries may begin, though many steps may be known by then
         self._offered_by = 0
         """The revision of the cost tables that offered all settings in force."""
         self._pending: list[tuple[Event, int]] = []
@@ -138,7 +138,7 @@ class Brain(Inspection):
         self._tables.knowledge = knowledge
 
     def restrict(self, costs: CostPrior) -> None:
-        """Before anything was observed: predict from `costs` instead of the fabric's description, as replays do."""
+        """Predict from `costs`, not from the fabric's description, as replays do; before the first measurement."""
         self._costs = self._tables.costs = costs
 
     # ---- what the job reports -----------------------------------------------------------------
@@ -195,7 +195,7 @@ class Brain(Inspection):
 
     def sequence(self, block: npt.NDArray[np.void]) -> None:
         """Take in rank 0's records (OBSERVATION_FIELDS) in the order they were enqueued."""
-        # Decisions come before their step's record; timed records, and those of other ranks, may come later.
+        # Decisions come before their step's record; timed records and records of other ranks may come later.
         decisions = block[(block["flags"] & FLAG_TIMED) == 0]
         steps, message_bytes = decisions["step"].astype(np.int64), decisions["message_bytes"].astype(np.int64)
         self._step_feedback.kinds.moved_bytes.add(steps, message_bytes)
@@ -215,7 +215,7 @@ class Brain(Inspection):
     # ---- what the job is sent ---------------------------------------------------------------------
 
     def propose(self) -> Plan | None:
-        """The next plan, None while the one in force (or on its way) should run on."""
+        """The next plan; None while the plan in force, or on its way, should stay."""
         self._latency.looked()
         plans = self._plans
         if not self._states or not (self._urgent or plans.is_due(self._step)) or self._step < self.settings.own_steps:
@@ -239,8 +239,8 @@ class Brain(Inspection):
             self._step_feedback.consider_variants(self._step)
         forced, variant = self._step_feedback.forced(), self._step_feedback.variants.running
         compares = self.settings.compare_steps or not is_frozen
-        is_control = bool(compares) and not is_urgent and self._begins_control()
-        if is_control:
+        windows = self._control_windows() if compares and not is_urgent else []
+        if windows:
             wanted = self._policy.usual()
         else:
             now = WindowInput(
@@ -252,49 +252,49 @@ class Brain(Inspection):
                 needs_looks=self._latency.needs_looks and variant is None,
             )
             wanted = self._policy.next_window(self._step, now)
-        differs = plans.ask(wanted) or is_control
+        differs = plans.ask(wanted) or bool(windows)
         differs |= self._unseen_sizes.refresh() or plans.must_repeat
         plans.must_repeat = False
         latest, gathers_after_step = plans.latest, self._fingerprint.gathers_after_step
         if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
-            # What was promoted, and ran on trial until now, is in force without a new plan.
+            # A setting that was promoted runs already, on trial: it is in force without a new plan.
             was_tentative = bool(latest.tentative)
             latest = latest._replace(overrides=plans.overrides[: len(latest.candidates)], variant=variant)
             plans.add(latest)
             if bool(latest.tentative) == was_tentative and not plans.is_fading(self._step):
                 return None
-            # The same settings once more: they last now, or must not, or are renewed.
-        entry = self._scheduled(gathers_after_step, is_control=is_control)
+            # The plan has the same settings, but it lasts now, or ends by itself now, or is renewed.
+        entry = self._scheduled(gathers_after_step, windows)
         plans.offer(entry, self._step)
         return entry.plan
 
-    def _begins_control(self) -> bool:
-        """Whether NCCL's own choice runs next for a control window, and what is usual before and after it.
+    def _control_windows(self) -> list[int]:
+        """The control windows that begin next: after how many steps the first one does, and then each further one.
 
-        Not while steps are compared otherwise, nor where it could connect something: while memory is short, or if it
-        has not run at a key that runs something else.
+        None begins while an experiment or a variant compares steps. None begins if NCCL's own choice could connect
+        something: while memory is short, or if it has not run yet at a key that runs another setting.
         """
         if self._step_feedback.is_busy or not self._controls.is_due(self._step):
-            return False
+            return []
         if self.budget.remaining_us < 0 or not self._latency.stages_end:
             self._controls.put_off(self._step)
-            return False
+            return []
         is_expected = self._policy.trial_cost.traffic.is_expected
         tuned = [state for state in self._states if not state.usual.is_baseline and is_expected[state.index]]
         if not tuned or self.memory.is_short or any(one.default_setting is None for one in tuned):
             self._controls.put_off(self._step)
-            return False
+            return []
         if not self._controls.is_calm(self._step, tuple(one.usual for one in tuned), self._latency.steps):
-            return False
+            return []
         saved = self._side_by_side.saved()
-        self._controls.begun(self._step, None if saved is None else saved.share, self._latency.steps)
-        words = "NCCL's own choice runs for two steps, to compare what is in force with"
+        gaps = self._controls.begun(self._step, None if saved is None else saved.share, self._latency.steps)
+        words = "NCCL's own choice runs for two steps, to compare it with the plan"
         event = Event(self._states[0], BASELINE, DecisionKind.control, words, self._step)
-        self._pending.append((event, self._plans.next + 1))
-        return True
+        self._pending += [(event, self._plans.next + 1 + 2 * number) for number in range(1 + len(gaps))]
+        return [NEIGHBOURS, *gaps]
 
-    def _scheduled(self, gathers_after_step: bool, *, is_control: bool) -> PlanInForce:
-        """What is asked for now as a plan that ends by itself: first looks after two steps, trials once unwatched."""
+    def _scheduled(self, gathers_after_step: bool, windows: Sequence[int]) -> PlanInForce:
+        """The requested settings as a plan that ends by itself: first looks after two steps, trials unless renewed."""
         plans = self._plans
         looks, explored, changed = (
             np.flatnonzero(which).tolist()
@@ -313,11 +313,12 @@ class Brain(Inspection):
             n_steps = self._policy.trial_cost.look_steps(looks)
             entry = entry.followed_by(last, n_steps)
             plans.follow(last, n_steps)
-        elif is_control:
-            own = [CONTROL.candidate] * len(plans.asked), np.full(len(plans.asked), CONTROL.why, np.int8)
-            window = PlanInForce(*own, Plan(plans.next + 1, (), gathers_after_step))
-            last = self._stage(plans.next + 2, gathers_after_step, first)
-            for stage, n_steps in ((window, NEIGHBOURS), (last, FIRST_LOOK_STEPS)):
+        own = [CONTROL.candidate] * len(plans.asked), np.full(len(plans.asked), CONTROL.why, np.int8)
+        for number, usual_steps in enumerate(windows):
+            epoch = plans.next + 1 + 2 * number
+            last = self._stage(epoch + 1, gathers_after_step, first)
+            window = PlanInForce(*own, Plan(epoch, (), gathers_after_step))
+            for stage, n_steps in ((window, usual_steps), (last, FIRST_LOOK_STEPS)):
                 entry = entry.followed_by(stage, n_steps)
                 plans.follow(stage, n_steps)
         if last.tentative:
@@ -332,7 +333,7 @@ class Brain(Inspection):
     # ---- inside ------------------------------------------------------------------------------------
 
     def _stage(self, epoch: int, gathers_after_step: bool, first: Sequence[int]) -> PlanInForce:
-        """What is asked for now, as one stage of a plan with the rows of keys `first` first."""
+        """The requested settings as one stage of a plan; the rows of keys `first` come first."""
         plans, variant = self._plans, self._step_feedback.variants.running
         plan = Plan(epoch, (*plans.rows(dict.fromkeys(first)), *self._unseen_sizes.rows), gathers_after_step)
         return PlanInForce(plans.asked.copy(), plans.overrides, plan, variant, self._unseen_sizes.rows)
@@ -374,7 +375,7 @@ class Brain(Inspection):
     def _take_in(self, epoch: int, block: npt.NDArray[np.void], keys: Ints, logs: Floats) -> None:
         in_force = self._plans.get(epoch)
         if in_force is None:
-            return  # a plan of another daemon's time: what was asked is unknown
+            return  # another daemon's plan: the requested settings are unknown
         evidence, slots = self._regimes.evidence, self._plans.slots(epoch)[keys]
         steps = block["step"].astype(np.int64)
         self._keys.count(keys, steps)
@@ -420,7 +421,7 @@ class Brain(Inspection):
         evidence.add(calls, steps)
 
     def _new_evidence(self, reason: str) -> None:
-        """The regime ended: verdicts are open again; what runs stays until measurements speak against it."""
+        """The regime ended: verdicts are open again; settings in force stay until measurements speak against them."""
         self._accounting.reset()
         self._step_feedback.reset()
         if self._states:

@@ -1,4 +1,4 @@
-"""What is known before a job measures anything: earlier runs' statistics and the fitted model."""
+"""What is known before a job's first measurement: earlier jobs' statistics and the fitted model."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 RERUN_STD: Final = 0.04
 """How far (log) a setting's mean moves between two runs on one fabric; between two phases, twice as far."""
 LEVEL_STD: Final = 0.3
-"""How far (log) all settings together may be off what earlier jobs measured: these may have shared the network with
-another job from beginning to end.
+"""How far (log) earlier jobs' measurements may be off for all settings together: other jobs may have loaded the
+network all the time.
 """
 MIN_COUNT: Final = 4
 JOBS_COMPARED: Final = 8
-"""Newest jobs of a fabric that are asked what is faster."""
+"""The newest jobs of a fabric whose gains are compared."""
 BETWEEN_JOBS_STD: Final = 0.003
 """How far (log) the gain of one setting over another at a key moves from one job to the next."""
 PROVEN_Z: Final = 3.0
 PROMISING_Z: Final = 0.5
-"""Standard errors by which earlier jobs must have measured a setting faster for it to be proven, or provisional."""
+"""A setting is proven, or provisional, if earlier jobs measured it faster by this many standard errors."""
 MIDDLING_BYTES: Final = 1 << 20
 
 
@@ -48,22 +48,22 @@ class _Known(NamedTuple):
 
 
 Weighed = tuple[float, float]
-"""Sum of weights (inverse variances), and of values by their weights."""
+"""Sum of weights (inverse variances), and sum of values times weights."""
 
 
 class Promising(NamedTuple):
-    """A candidate that earlier jobs measured to be faster than the baseline, but not beyond doubt."""
+    """A candidate that was measured to be faster than the baseline, but not beyond doubt unless `is_proven`."""
 
     candidate: Candidate
     predicted_gain: tuple[float, float]
     """Gain (log) over the baseline, and its standard deviation."""
     reason: str
     is_proven: bool = False
-    """It runs at once, and is verified on the side."""
+    """It runs at once and is verified on the side."""
 
 
 class Knowledge:
-    """Immutable once built; a job's Brain swaps it for a newer one when the trainer has finished."""
+    """What earlier jobs left; immutable. A job's Brain swaps it for a newer one when the trainer has finished."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class Knowledge:
         self.told_by = ""
 
     def with_told(self, told: Mapping[DecisionKey, tuple[Candidate, float, float]], by: str) -> Knowledge:
-        """The same, and below it what others say (`by` whom): by key a setting, its gain (log) and its doubt."""
+        """The same, completed by what others (`by`) say: by key a setting, its gain (log) and its doubt."""
         both = copy.copy(self)
         both.told, both.told_by = told, by
         return both
 
     def winners(self) -> dict[DecisionKey, tuple[Candidate, float, float]]:
-        """What earlier jobs believe to gain most, as others are told of it."""
+        """The settings with the highest gain in earlier jobs, for other users."""
         found = {key: self.promising(key) for key in self._gains}
         return {key: (one.candidate, *one.predicted_gain) for key, one in found.items() if one is not None}
 
@@ -114,10 +114,10 @@ class Knowledge:
         model: tuple[Correction | None, str] | None = None,
         without_job: str = "",
     ) -> Knowledge:
-        """What earlier jobs on this fabric left: statistics, and the model if it still fits.
+        """What earlier jobs on this fabric left: statistics, and the model if it still applies.
 
         Args:
-            pool: where this user tells others, and others speak of what this user never measured; None: nowhere.
+            pool: the results that users of the machine share; None: not shared.
             model: correction (None: NCCL's cost is not corrected) and its id; None: the store's.
         """
         if model is None:
@@ -135,7 +135,7 @@ class Knowledge:
 
     @property
     def n_keys(self) -> int:
-        """Keys with statistics of earlier runs."""
+        """Number of keys with statistics of earlier jobs."""
         return len(self._by_key)
 
     def prior(
@@ -165,15 +165,15 @@ class Knowledge:
         *,
         carries_over: bool = True,
     ) -> tuple[Floats, Floats]:
-        """Starting guess from cost and correction alone; what was measured at a key comes in by `apply_measurements`.
+        """Starting guess from cost and correction alone; `apply_measurements` adds what was measured at a key.
 
         Args:
             candidates: shape [n_candidates].
             message_bytes: NCCL's sizes of the calls, shape [n_sizes].
             classes: their size classes, shape [n_sizes].
-            carries_over: False: algorithms and protocols that no earlier run measured get NCCL's cost with all the
-                doubt about it, since a trial may find what others do not predict; and the doubt that all guesses at a
-                communicator share is left to `doubt_in_common`.
+            carries_over: False: algorithms and protocols that no earlier job measured get NCCL's cost with its whole
+                doubt, as other algorithms do not predict them. The doubt that all guesses at a communicator share is
+                then left to `doubt_in_common`.
 
         Returns:
             Log microseconds and their standard deviation, each [n_sizes, n_candidates]; NaN: not available.
@@ -191,9 +191,9 @@ class Knowledge:
         return means + shifts, stds + doubt
 
     def doubt_in_common(self, family: tuple[CommunicatorClass, Collective], costs: CostPrior) -> float:
-        """How far off (log) all guesses and earlier measurements may be together, as the network may be another.
+        """How far off (log) all guesses and earlier measurements may be together, as the network may have changed.
 
-        0 where nothing is known from earlier runs.
+        0 if nothing is known from earlier jobs.
         """
         if self.correction is None and not self._by_key:
             return 0.0
@@ -208,10 +208,10 @@ class Knowledge:
         message_bytes: Floats,
         costs: CostPrior,
     ) -> Floats:
-        """What to add to spreads because of a jump in NCCL's cost, [n_sizes, n_candidates].
+        """The doubt (log) to add because of a jump in NCCL's cost, [n_sizes, n_candidates].
 
-        Where the communicator was never measured and the nearest measured one is on the other side of a jump, nobody
-        has seen whether the machine has it.
+        A jump may exist in NCCL's cost only. Nobody has measured it if the nearest measured communicator is on the
+        other side of it.
         """
         nearest = communicator if self.correction is None else self.correction.nearest(communicator)
         if nearest == communicator:
@@ -223,7 +223,7 @@ class Knowledge:
         return doubt
 
     def apply_measurements(self, key: DecisionKey, candidates: Sequence[Candidate], mean: Floats, std: Floats) -> None:
-        """Replace guesses by what was measured at the key, or at its twin of another phase, where that is surer.
+        """Replace guesses by what was measured at the key, or at the same key of another phase, if that is surer.
 
         Args:
             candidates: shape [n].
@@ -244,16 +244,16 @@ class Knowledge:
                     mean[index], std[index] = entry.log_us, known_std
 
     def knows_of(self, collective: int, candidate: Candidate) -> bool:
-        """Whether earlier runs measured this algorithm and protocol anywhere; True where nobody measured anything."""
+        """Whether earlier jobs measured this algorithm and protocol anywhere; True if nothing was ever measured."""
         return not self._cells or candidate.is_baseline or (collective, *cell_of(candidate)) in self._cells
 
     def decided(self, key: DecisionKey) -> tuple[Candidate, str] | None:
-        """The candidate that earlier jobs proved to gain most over the baseline at `key`, with the evidence."""
+        """The candidate that earlier jobs proved to be fastest at `key`, with the evidence."""
         found = self._gaining(key, PROVEN_Z)
         return None if found is None else (found.candidate, found.reason)
 
     def promising(self, key: DecisionKey) -> Promising | None:
-        """The candidate that earlier jobs believe to gain most, if it is any."""
+        """The candidate with the highest gain at `key` in earlier jobs; None without one."""
         return self._gaining(key, PROMISING_Z)
 
     def _gaining(self, key: DecisionKey, z: float) -> Promising | None:
@@ -265,7 +265,7 @@ class Knowledge:
         return best
 
     def canary(self, key: DecisionKey) -> tuple[Candidate, float] | None:
-        """What others say of a key, and its gain (log), where no earlier job of this fabric says anything."""
+        """The setting that others recommend for a key, and its gain (log), if this fabric's earlier jobs have none."""
         told = self.told.get(key)
         if told is None or self.promising(key) is not None:
             return None
@@ -276,8 +276,8 @@ class Knowledge:
 def _as_asked(
     known: dict[Candidate, _Known], candidates: Sequence[Candidate], key: DecisionKey
 ) -> dict[Candidate, _Known]:
-    """What is known of settings by what was asked for, among `candidates`; by the most calls where several ran."""
-    others = known.keys() - {*candidates, BASELINE}  # which has no other name
+    """What is known of each requested setting among `candidates`; from the one with most calls if several ran."""
+    others = known.keys() - {*candidates, BASELINE}  # the baseline has no other name
     if not others:
         return known
     offered = {str(one) for one in candidates}
@@ -292,7 +292,7 @@ def _as_asked(
 def _gains_by_key(by_job: Iterable[Sequence[CandidateStatistics]]) -> dict[DecisionKey, dict[Candidate, Weighed]]:
     """Gains over the baseline (log) by key and candidate.
 
-    Durations of different jobs are not compared: the network may have been another.
+    Durations of different jobs are not compared: the network may have differed.
     """
     found: dict[DecisionKey, dict[Candidate, Weighed]] = {}
     for statistics in by_job:

@@ -1,1 +1,1 @@
-"""What settings cost before they were tried: features, the fitted correction of NCCL's cost, and how it is kept."""
+"""Predicts settings' durations before they are tried: features, NCCL's cost, its fitted correction, saved models."""

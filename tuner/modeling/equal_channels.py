@@ -1,7 +1,7 @@
-"""Channel counts with the same effect: on little traffic fewer channels run than were asked for.
+"""Channel counts with the same effect: for small messages NCCL runs fewer channels than requested.
 
-The store knows a call by what ran (`ring/ll/3ch`), a decision by what it asked for (`ring/ll/4ch`). It is one
-setting, and is shown under one name: what was asked for.
+The store names a call by the setting that ran (`ring/ll/3ch`), a decision by the requested one (`ring/ll/4ch`).
+Both are one setting and are shown under one name, the requested one.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from .medians import MeasuredSetting
 
 MAX_CHANNELS: Final = 64
 CONFIRMED: Final = 2
-"""Calls that ran fewer channels, after which it is no accident."""
+"""Calls that must run fewer channels before that is no accident."""
 
 
 def as_offered(
     known: Mapping[Candidate, MeasuredSetting], offered: Collection[str], key: DecisionKey
 ) -> dict[Candidate, MeasuredSetting]:
-    """What was measured at `key`, under the names of the settings on offer.
+    """Measurements at `key` under the names of the offered settings.
 
     Args:
-        known: measured settings, by what ran.
-        offered: settings that decisions may ask for, as text (`ring/ll/4ch`).
-        key: where both are.
+        known: measured settings, by the setting that ran.
+        offered: settings that decisions may request, as text (`ring/ll/4ch`).
+        key: the key of both.
 
     Returns:
-        Measured settings by what was asked for; those with the same effect are merged.
+        Measured settings by the requested one; those with the same effect are merged.
     """
     found: dict[Candidate, MeasuredSetting] = {}
     for candidate, measured in known.items():
@@ -43,14 +43,14 @@ def as_offered(
 
 
 def asked_for(ran: Candidate, offered: Collection[str], key: DecisionKey) -> Candidate:
-    """The setting on offer that has the effect of `ran` at this key.
+    """The offered setting that has the effect of `ran` at this key.
 
     Args:
-        offered: settings that decisions may ask for, as text (`ring/ll/4ch`).
+        offered: settings that decisions may request, as text (`ring/ll/4ch`).
         key: gives the collective and the range of sizes.
 
     Returns:
-        `ran` if it is on offer; else the lowest channel count on offer that NCCL reduces to `ran` at some size of the
+        `ran` if it is offered; else the lowest offered channel count that NCCL reduces to `ran` at some size of the
         key; else `ran`.
     """
     if ran.protocol is None or not ran.n_channels or str(ran) in offered:
@@ -66,9 +66,9 @@ def asked_for(ran: Candidate, offered: Collection[str], key: DecisionKey) -> Can
 
 
 class RunsFewer:
-    """Settings that NCCL runs on fewer channels than it is asked for: they are others under another name.
+    """Finds settings that NCCL runs on fewer channels than requested: they equal settings with fewer channels.
 
-    From 2.31 on it lets a tuner lower its own count, and never raise it.
+    From 2.31 on NCCL lets a tuner lower its own channel count, but never raise it.
     """
 
     def __init__(self) -> None:
@@ -79,11 +79,11 @@ class RunsFewer:
 
         Args:
             key: where they ran.
-            candidate: that was asked for, and ran but for its channels.
+            candidate: the requested setting; its algorithm and protocol ran.
             calls: MEASUREMENT_FIELDS, shape [n].
 
         Returns:
-            The channels that ran, once more than an accident shows that they are fewer; else 0.
+            The channels that ran, once `CONFIRMED` calls show that they are fewer; else 0.
         """
         if candidate.protocol is None or not candidate.n_channels:
             return 0

@@ -1,9 +1,9 @@
-"""Numbers the learner works with: decision keys as integers, and NCCL's cost as the starting guess.
+"""Decision keys as integers, and NCCL's cost as the starting guess.
 
-A *cost* is a prediction, never a measurement. The starting guess for a candidate is NCCL's own cost of its
-cell (the live cost table when the job reported one, else the cost model of the fabric description, else a
-generic latency-bandwidth line) times what fewer channels do to the bandwidth part. What is wrong with that
-guess is what `zerotune.tuner.modeling.correction` learns.
+A *cost* is a prediction, never a measurement. The starting guess for a candidate is NCCL's cost of its cell, with the
+bandwidth part scaled to the candidate's channels. NCCL's cost comes from the live cost table if the job reported one,
+else from the cost model of the fabric description, else from a generic latency-bandwidth line.
+`zerotune.tuner.modeling.correction` learns the error of that guess.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ...store.records import (
 from .undescribed import GENERIC_INTER_GBS, generic_cost, interpolated_cost
 
 FEATURES_VERSION: Final = 1
-"""Raised whenever a model fitted earlier would read its inputs differently."""
+"""Increased by every change after which an earlier model would read its inputs differently."""
 
 N_SIZE_CLASSES: Final = 64 * SIZE_CLASSES_PER_OCTAVE
 NO_CELL: Final = 255
@@ -47,7 +47,7 @@ Ints = npt.NDArray[np.int64]
 
 _FLOORS: Final = np.array([size_class_floor(index) for index in range(N_SIZE_CLASSES)], dtype=np.uint64)
 
-# Share of the channels that is enough for full bandwidth in the starting guess; NCCL over-provisions.
+# Share of the channels that gives full bandwidth in the starting guess; NCCL over-provisions.
 _SATURATING_SHARE = 0.6
 _GENERIC_MAX_CHANNELS = 32
 _MAX_LIVE_TABLES = 256
@@ -69,8 +69,8 @@ def key_codes(
     """One integer per decision key: 20 bits ranks, 20 nodes, 4 collective, 3 phase, 8 size class.
 
     Args:
-        n_ranks: of the communicator; this and the others are arrays of one shape, or numbers.
-        n_nodes: that the communicator spans.
+        n_ranks: ranks of the communicator; all arguments are arrays of one shape, or numbers.
+        n_nodes: nodes of the communicator.
 
     Returns:
         Codes in the shape of the arguments; `key_of` reads one back.
@@ -97,7 +97,7 @@ def key_of(code: int) -> DecisionKey:
 def channels_filled(
     collective: npt.ArrayLike, protocol: npt.ArrayLike, message_bytes: npt.ArrayLike, n_channels: npt.ArrayLike
 ) -> Floats:
-    """`cost_model.channels_filled` for arrays: how many of the channels asked for the traffic of a call fills.
+    """`cost_model.channels_filled` for arrays: how many of the requested channels a call's traffic fills.
 
     Args:
         collective: as integers; all arguments are arrays of one shape, or numbers.
@@ -115,9 +115,9 @@ def channels_filled(
 
 
 def cell_of(candidate: Candidate) -> tuple[int, int]:
-    """(algorithm, protocol) as bytes; `DEFAULT_CELL` when the candidate leaves the cell alone.
+    """(algorithm, protocol) as bytes; `DEFAULT_CELL` if NCCL chooses both.
 
-    An algorithm under an unknown protocol is no cell that anything is known of or offered for.
+    An unknown protocol is `NO_CELL`.
     """
     if candidate.algorithm is None:
         return DEFAULT_CELL
@@ -125,7 +125,7 @@ def cell_of(candidate: Candidate) -> tuple[int, int]:
 
 
 class CostPrior:
-    """NCCL's own cost of every candidate on one fabric, with a guess at what the channel count does.
+    """NCCL's own cost of every candidate on one fabric, with a guess at the effect of the channel count.
 
     `fabric_facts` is the description a rank sent in its Hello; `emulated` in it names a fabric file, whose
     *belief* is used (never its truth). A description without it gives the generic line until `learn_live`
@@ -140,7 +140,7 @@ class CostPrior:
         is_exact: bool = False,
     ) -> None:
         self._is_exact = is_exact
-        self._fabric = described  # by whoever asks what if; in place of the file that the facts name
+        self._fabric = described  # a hypothetical fabric, in place of the file that the facts name
         name = fabric_facts.get("emulated")
         if described is None and isinstance(name, str) and name:
             with suppress(FabricError):  # described by another machine's file: fall back to the generic line
@@ -154,7 +154,7 @@ class CostPrior:
         stated = fabric_facts.get("comm_channels")
         self._stated_channels = max(0, stated) if isinstance(stated, int) else 0
         self.revision = 0
-        """Grows whenever something is learned: what was worked out before no longer holds."""
+        """Grows whenever something is learned: results of earlier revisions are out of date."""
 
     def learn_live(
         self,
@@ -179,7 +179,7 @@ class CostPrior:
         return True
 
     def learn_channels(self, communicator: CommunicatorClass, n_channels: int) -> bool:
-        """A collective ran on `n_channels`: the communicator has at least as many. True if that changes candidates."""
+        """A collective ran on `n_channels`, so the communicator has as many. True if that changes the candidates."""
         before = self.max_channels(communicator)
         self._max_channels[communicator] = max(n_channels, self._max_channels.get(communicator, 0))
         is_new = self.max_channels(communicator) != before
@@ -187,7 +187,7 @@ class CostPrior:
         return is_new
 
     def learn_refused(self, communicator: CommunicatorClass, collective: Collective, cell: tuple[int, int]) -> None:
-        """NCCL was asked for this algorithm and protocol, and ran others: it does not offer them.
+        """NCCL ran others than this requested algorithm and protocol: it does not offer them.
 
         Args:
             cell: algorithm and protocol that are no candidates from now on.
@@ -196,18 +196,18 @@ class CostPrior:
         self.revision += 1
 
     def max_channels(self, communicator: CommunicatorClass) -> int:
-        """Most channels that may be asked for: stated, or the most that were seen to run."""
+        """Most channels that may be requested: as described, or the most that ran."""
         if (topology := self._topology(communicator)) is not None:
             return max(1, min(topology.comm_channels, catalog.CHANNEL_LADDER[-1]))
         known = self._max_channels.get(communicator, 0) or self._stated_channels
         return min(known or _GENERIC_MAX_CHANNELS, catalog.CHANNEL_LADDER[-1])
 
     def leaves_alone(self, collective: Collective) -> bool:
-        """Whether nothing may be asked for, since another setting could change a bit of the result."""
+        """Whether only NCCL may choose, since another setting could change a bit of the result."""
         return self._is_exact and collective in catalog.COMPUTING
 
     def candidates(self, communicator: CommunicatorClass, collective: Collective) -> tuple[Candidate, ...]:
-        """The baseline and every candidate that may be asked for; the baseline alone if untunable."""
+        """The baseline and every candidate that may be requested; only the baseline if untunable."""
         if self.leaves_alone(collective):
             return (BASELINE,)
         cells = self._offered_cells(communicator, collective)
@@ -225,11 +225,11 @@ class CostPrior:
         *,
         described_only: bool = False,
     ) -> Candidate | None:
-        """What NCCL would choose by itself.
+        """NCCL's own choice.
 
         Args:
             message_bytes: NCCL's nBytes, the whole buffer.
-            described_only: do not use live tables: the nearest one's choice is that of its own size.
+            described_only: ignore live tables: the nearest one's choice belongs to its own size.
 
         Returns:
             The cheapest cell, with its channels (0: unknown, where a live table says it); None when neither a table nor
@@ -264,8 +264,8 @@ class CostPrior:
 
         Args:
             message_bytes: NCCL's nBytes, one or many.
-            described_only: do not use live tables: a correction fitted from the store never saw them.
-            saturates: False: every channel brings as much bandwidth as the first.
+            described_only: ignore live tables: a correction fitted from the store never saw them.
+            saturates: False: every channel adds as much bandwidth as the first.
 
         Returns:
             Shape [n_bytes, n_candidates]; NaN: not available.
@@ -284,7 +284,7 @@ class CostPrior:
         candidates: Sequence[Candidate],
         message_bytes: npt.ArrayLike,
     ) -> Floats:
-        """Share of the predicted duration that is in proportion to the bytes.
+        """Share of the predicted duration that is proportional to the bytes.
 
         Args:
             message_bytes: NCCL's nBytes, one or many.
@@ -306,7 +306,7 @@ class CostPrior:
         described_only: bool = False,
         saturates: bool = True,
     ) -> tuple[Floats, Floats]:
-        """Microseconds that do not depend on the bytes, and those that do, each [n_bytes, n_candidates]."""
+        """Microseconds independent of the bytes, and proportional to them, each [n_bytes, n_candidates]."""
         sizes = np.atleast_1d(np.asarray(message_bytes, dtype=np.float64))
         lines: dict[tuple[int, int], tuple[Floats, Floats]] = {}
         n_available = self.max_channels(communicator)
@@ -329,7 +329,7 @@ class CostPrior:
         candidates: Sequence[Candidate],
         message_bytes: npt.ArrayLike,
     ) -> Floats:
-        """How much more `log_cost` is on few nodes than for as many ranks on three nodes or more, live tables apart.
+        """How much higher `log_cost` is on few nodes than for as many ranks on three or more, without live tables.
 
         NCCL's cost model has other bandwidths on one node and on two.
 
@@ -337,7 +337,7 @@ class CostPrior:
             message_bytes: NCCL's nBytes, one or many.
 
         Returns:
-            Difference of logs, shape [n_bytes, n_candidates]; 0 on three nodes or more, and where nothing is known.
+            Difference of logs, shape [n_bytes, n_candidates]; 0 on three nodes or more, or if nothing is known.
         """
         most = self._fabric.max_nodes if self._fabric is not None else communicator.n_ranks
         n_nodes = min(MANY_NODES, communicator.n_ranks, most)
@@ -358,7 +358,7 @@ class CostPrior:
         candidates: Sequence[Candidate],
         message_bytes: npt.ArrayLike,
     ) -> Floats:
-        """How much `log_cost` would fall if the last channels, too, brought as much as the first, live tables apart.
+        """How much lower `log_cost` would be if the last channels added as much as the first, without live tables.
 
         Args:
             message_bytes: NCCL's nBytes, one or many.

@@ -1,4 +1,4 @@
-"""What is known of quantities from noisy sums of them, by a Kalman filter: the numerics of regressions that go on."""
+"""A Kalman filter that estimates quantities from noisy weighted sums: the numerics of online regressions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 
 class KalmanFilter:
-    """Means and covariance of quantities by place, in the order in which they were added; independent at first."""
+    """Means and covariance of quantities, in the order in which they were added; independent at first."""
 
     def __init__(self) -> None:
         self.mean = np.zeros(0)
         self.covariance = np.zeros((0, 0))
 
     def add(self, *variances: float) -> int:
-        """Quantities of mean 0 and these variances; where the first of them stands."""
+        """Add quantities of mean 0 and these variances; return the index of the first."""
         place = len(self.mean)
         self.mean = np.append(self.mean, np.zeros(len(variances)))
         grown = np.diag([*np.zeros(place), *variances])
@@ -28,14 +28,14 @@ class KalmanFilter:
         return float(design @ self.mean), max(0.0, float(design @ self.covariance @ design))
 
     def observe(self, design: np.ndarray, value: float, noise: float, *, clip: float = math.inf) -> tuple[float, float]:
-        """Take in an observation: `design @ quantities` was `value`, give or take `noise`.
+        """Take in an observation: `design @ quantities` was `value`, with standard deviation `noise`.
 
         Args:
             design: weights of the quantities, shape [n].
-            clip: a value further off than this many standard deviations is pulled in.
+            clip: the value is clipped to this many standard deviations from the expected one.
 
         Returns:
-            By how much the value, as pulled in, differed from what was expected, and the variance of that.
+            The difference of the clipped value from the expected one, and its variance.
         """
         along = self.covariance @ design
         variance = float(design @ along) + noise**2

@@ -1,7 +1,7 @@
 """Fitted models in the store, as `zerotune store models` shows them.
 
-A fabric's model has one name (`kriging`): what the last fit left. What could not be read was set aside as
-`kriging.damaged`. A model is only a digest of measurements: one of other versions or with damaged bytes is fitted anew.
+A fabric's newest model is named `kriging`. A model that could not be read was set aside as `kriging.damaged`. A model
+is only a digest of measurements: if it is damaged or of other versions, a new one is fitted.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class ModelLine(msgspec.Struct, frozen=True):
     """One saved model as people see it."""
 
     model_id: str
-    """NAME-HASH, as decisions name it."""
+    """NAME-HASH, as in decisions."""
     fabric_id: str
     state: str
-    """in use, set aside, other versions, damaged."""
+    """One of: in use, set aside, other versions, damaged."""
     training_hash: str
     n_bytes: int
     held_out_error: float | None
-    """Median absolute error (log) at sizes left out, when it was fitted."""
+    """Median absolute error (log) at sizes left out of the fit."""
     created_at_s: float
     versions: dict[str, str]
 

@@ -1,8 +1,8 @@
-"""What users of one node have measured, in a folder that they share.
+"""Measurements of all users of one node, in a folder that they share.
 
-Each writes files of their own, one for each fabric, and reads those of the others: statistics of settings, without
-names, jobs or times of day. What others wrote is checked like all that comes from outside, and it speaks only where
-this user has measured nothing (`Knowledge`).
+Each user writes one file per fabric and reads those of the others: statistics of settings, without names, jobs or
+times of day. Files of others are checked like all input from outside, and count only at keys that this user has not
+measured (`Knowledge`).
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ VERSION: Final = 1
 MAX_FILE_BYTES: Final = 16 * 2**20
 MAX_USERS: Final = 256
 MAX_JOBS: Final = 1024
-"""Of one user."""
+"""Most jobs of one user."""
 MAX_LINES: Final = 50_000
-"""Of one user."""
+"""Most lines of one user."""
 MAX_ALL_LINES: Final = 200_000
-"""Of all users together; whose lines would go beyond is not used."""
+"""Most lines of all users together; a user whose lines would exceed it is left out."""
 MEMORY_MIB: Final = 512
 DECODE_S: Final = 10.0
-"""For one file."""
+"""Time to decode one file."""
 ALL_S: Final = 30.0
-"""For all of them."""
+"""Time to decode all files."""
 MAX_US: Final = 1e9
 MAX_CALLS: Final = 10**9
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """What one user knows of one fabric."""
+    """One user's statistics of one fabric."""
 
     version: int
     fabric_id: str
     statistics: list[CandidateStatistics]
-    """Of all their jobs."""
+    """Statistics over all jobs of the user."""
     by_job: list[list[CandidateStatistics]]
-    """Of each of their newest jobs."""
+    """Statistics of each of the user's newest jobs."""
 
 
 class KnowledgePool:
     """The shared folder, as one user's daemon sees it.
 
     Args:
-        folder: which has a folder for each user, named by their number and theirs.
+        folder: it has a folder for each user, named by the uid and owned by that user.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,10 +69,10 @@ class KnowledgePool:
     def publish(
         self, fabric_id: str, statistics: Sequence[CandidateStatistics], by_job: Sequence[Sequence[CandidateStatistics]]
     ) -> None:
-        """Let the others know; where that is not possible, they know less.
+        """Write this user's statistics for the others; a failure is only logged.
 
         Args:
-            statistics: of all jobs of this user on it.
+            statistics: statistics over all jobs of this user on the fabric.
         """
         if not statistics:
             return
@@ -90,10 +90,10 @@ class KnowledgePool:
     ) -> tuple[list[CandidateStatistics], list[list[CandidateStatistics]]]:
         """Add what others measured at keys where this user has measured nothing.
 
-        At each key one of them speaks, who has measured most: durations of different users are not compared.
+        Each key takes the statistics of the user with most measurements: durations of different users are not compared.
 
         Args:
-            statistics: of all jobs of this user on it.
+            statistics: statistics over all jobs of this user on the fabric.
         """
         own = {line.key for line in statistics}
         calls: dict[DecisionKey, Counter[int]] = {}
@@ -110,7 +110,7 @@ class KnowledgePool:
         return statistics, by_job
 
     def others(self, fabric_id: str) -> list[Shared]:
-        """What the others know of a fabric; what cannot be trusted is left out, and logged."""
+        """The others' statistics of a fabric; files that cannot be trusted are left out and logged."""
         try:
             users = sorted(int(name) for name in os.listdir(self._folder) if name.isascii() and name.isdigit())
         except OSError:
@@ -150,10 +150,10 @@ class KnowledgePool:
 
 
 def checked(fabric_id: str, data: bytes) -> bytes:
-    """What a file says of a fabric, as this program writes it, with possible numbers only; nothing: of another.
+    """A file's statistics of a fabric, checked; empty if the file is of another fabric or version.
 
     Raises:
-        ValueError: it cannot be.
+        ValueError: the file is damaged or has impossible numbers.
     """
     shared = msgspec.msgpack.decode(data, type=Shared)
     if shared.version != VERSION or shared.fabric_id != fabric_id:

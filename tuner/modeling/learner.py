@@ -1,7 +1,7 @@
-"""Slow work beside the daemon's loop: loading what is known of a fabric, and fitting its model.
+"""Slow work beside the daemon's loop: loads the knowledge of a fabric and fits its model.
 
-A thread waits for requests. Loading is SQLite's work, done outside the GIL; fitting runs in a
-process of its own, so that neither its CPU time nor scikit-learn's memory is ever the daemon's.
+A thread waits for requests. SQLite loads outside the GIL. A fit runs in a process of its own, so that the daemon has
+neither its CPU time nor scikit-learn's memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger("zerotune.learner")
 
 TRAIN_TIMEOUT_S: Final = 300.0
 MAX_WAITING: Final = 2048
-"""Requests: all fabrics that jobs are on are loaded anew, and fitted, at once."""
+"""Most waiting requests: enough to load and fit all fabrics of connected jobs at once."""
 
 Loader = Callable[[Store, str], object]
 """(store, fabric_id) -> knowledge."""
@@ -39,8 +39,8 @@ class Learner:
     """Owns thread `zerotune-learner`: serves requests one after the other.
 
     Args:
-        store: read by `load`, and takes fitted models.
-        load: makes knowledge; `empty` stands in for it when it fails.
+        store: `load` reads it; fitted models are saved in it.
+        load: makes knowledge; `empty` is used if it fails.
         on_ready: called on the learner's thread with (fabric_id, knowledge).
     """
 
@@ -66,7 +66,7 @@ class Learner:
             self.n_failed += 1
 
     def close(self) -> None:
-        """Give up what is not done yet; measurements are in the store, so nothing is lost."""
+        """Give up waiting requests; measurements are in the store, so nothing is lost."""
         with self._child_lock:
             self._closing = True
             if self._child is not None:
@@ -85,7 +85,7 @@ class Learner:
                 if request.kind is RequestKind.load and self.never_fitted(request.fabric_id):
                     self.ask(Request(RequestKind.train, request.fabric_id))
             except Exception as error:
-                if self._store.writing.is_gone:  # no fault of ours: `zerotune status` has the remedy
+                if self._store.writing.is_gone:  # `zerotune status` has the remedy
                     _log.warning("nothing is learned about fabric %s: the store was removed", request.fabric_id)
                 elif isinstance(error, subprocess.TimeoutExpired):
                     self.n_failed += 1
@@ -102,7 +102,7 @@ class Learner:
             self._on_ready(request.fabric_id, knowledge)
 
     def never_fitted(self, fabric_id: str) -> bool:
-        """True when a fit was cut short, say by the end of the daemon: its measurements are there."""
+        """Whether a fabric has measurements but no usable model, as after a daemon that ended during a fit."""
         if any(model.fabric_id == fabric_id and not model.is_damaged for model in self._store.models()):
             return False
         return len(self._store.measurements(fabric_id, limit=1)) > 0
@@ -117,13 +117,13 @@ class Learner:
             self._store.flush()
 
     def fit(self, store_path: Path, fabric_id: str) -> ModelRecord | None:
-        """A model fitted in a process of its own; None: there is nothing to fit, or the learner closes."""
+        """A model, fitted in a process of its own; None: there is nothing to fit, or the learner closes."""
         command = [*python_with("zerotune.tuner.modeling.training_process"), str(store_path), fabric_id]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with self._child_lock:
             if self._closing:
                 return None
-            # A session of its own: Ctrl-C goes to the daemon alone, which ends this process in `close`.
+            # A session of its own: Ctrl-C reaches only the daemon, which ends this process in `close`.
             self._child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, start_new_session=True
             )
@@ -134,7 +134,7 @@ class Learner:
             self._child.communicate()
             raise
         if self._child.returncode == -signal.SIGTERM:
-            return None  # whoever ends the daemon has ended this process first: no fault
+            return None  # the process was ended together with the daemon: no fault
         if self._child.returncode != 0 and not self._closing:
             raise RuntimeError(f"the training process exited with {self._child.returncode}")
         return msgspec.msgpack.decode(fitted, type=ModelRecord) if fitted else None

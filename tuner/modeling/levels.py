@@ -1,12 +1,12 @@
-"""How fast the network was while something was measured, so that settings are compared as if all ran at one time.
+"""Estimates the network's level during each measurement, so that settings are compared as if all ran at one time.
 
-A job of before may have trained while a neighbour used the links, or for a part of its life. What it settled on ran
-mostly then, NCCL's own choice and what lost to it mostly before: medians over all of it would call the winner slow.
+Another job may have used the links during a part of an earlier job. The setting that won ran mostly in that part,
+NCCL's own choice and the losers mostly before it: medians over the whole job would call the winner slow.
 
-Durations (log) are taken apart, per communicator class: each *cell* (what was called, with which setting) has its
-time, and each stretch of a job its level, which is seen in the cells that ran before and after. Stretches are found by
-merging neighbouring blocks of steps that differ by nothing that counts. Keys suffer a level more or less, so each gets
-its own share of it. Where levels differ by no more than drift, everything stays as it was measured.
+Durations (log) are the sum of two parts, per communicator class: the time of each *cell* (a call and its setting), and
+the level of each stretch of a job, estimated from cells that ran in several stretches. Stretches come from merging
+neighbouring blocks of steps without a significant difference. Levels slow keys down differently, so each key has its
+own share. If levels differ by no more than drift, measurements stay as they are.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ MIN_Z: Final = 4.0
 """Levels that differ by more standard errors than this are different."""
 MIN_BLOCK_STEPS: Final = 4
 MAX_BLOCKS: Final = 64
-"""Blocks of steps of one job, before neighbours are merged."""
+"""Most blocks of steps of one job, before neighbours are merged."""
 MAX_STRETCHES: Final = 8
-"""Stretches of one job, after neighbouring blocks were merged."""
+"""Most stretches of one job, after neighbouring blocks were merged."""
 MAX_JOBS: Final = 100
 """At most this many of the newest jobs are compared, to bound the time."""
 MAX_LOOKED_AT: Final = 200_000
-"""Measurements from which levels are estimated; of more, a random sample of this many."""
+"""Most measurements for the estimate of levels; if there are more, a random sample of this many."""
 MIN_NOISE: Final = 0.01
 CELL_STD: Final = 0.03
-"""Standard deviation (log) of one cell between stretches, for reasons of its own."""
+"""Standard deviation (log) of one cell's own changes between stretches."""
 USUAL_SHARE: Final = 0.1
-"""The fastest level that so much of everything measured ran at is the usual one: the others were slowed down."""
+"""The usual level is the fastest one with at least this share of all measurements; the others were slowed down."""
 KEY_SHARE: Final = 0.3
-"""Standard deviation of one key's share in a level: small messages suffer less from a busy link."""
+"""Standard deviation of one key's share in a level: a busy link slows small messages less."""
 KEY_STD: Final = 0.01
 """Standard deviation (log) of one key between stretches of the same level."""
 SETTING_SHARE: Final = 0.03
@@ -49,23 +49,23 @@ _SEED: Final = 7
 
 
 class Cells(NamedTuple):
-    """What was measured, arrays of one length: a cell is one setting at one message size of one decision key."""
+    """Cells, as arrays of one length: a cell is one setting at one message size of one decision key."""
 
     place: Ints
     """Index of the communicator class."""
     key: Ints
     """Index of the decision key."""
     default: Ints
-    """Index of the cell in which NCCL chose by itself for the same messages, -1: none."""
+    """Index of the cell of NCCL's own choice for the same messages; -1: none."""
 
 
 class Levelled(NamedTuple):
-    """Corrections after which all measurements ran at the usual level."""
+    """Corrections that bring all measurements to the usual level."""
 
     shift: Floats
     """To subtract from the log duration of each measurement."""
     doubt: Floats
-    """By cell: standard error (log) of its comparison with NCCL's own choice, because they ran at different times."""
+    """By cell, the standard error (log) of its comparison with NCCL's own choice, as they ran at different times."""
 
 
 class _Table(NamedTuple):
@@ -83,13 +83,13 @@ def levelled(cells: Cells, cell: Ints, job: Ints, order: Ints, step: Ints, logs:
     All arrays but `cells` have one entry per measurement, shape (n,).
 
     Args:
-        cells: what was measured; `cell` holds indices into it.
-        job: a number of its job; later jobs have higher ones.
-        order: place in the order in which measurements were recorded.
+        cells: the cells that `cell` indexes.
+        job: number of the measurement's job; later jobs have higher ones.
+        order: the measurement's position in the order of recording.
         logs: natural logarithm of the duration in microseconds.
 
     Returns:
-        The corrections; None where the network was always as fast.
+        The corrections; None if the network's level never changed.
     """
     if len(logs) < 2 * MIN_BLOCK_STEPS:
         return None
@@ -123,8 +123,8 @@ def levelled(cells: Cells, cell: Ints, job: Ints, order: Ints, step: Ints, logs:
 def _blocks(job: Ints, order: Ints, step: Ints) -> tuple[Ints, Ints]:
     """Block of each measurement, numbered over all jobs in the order of time, and the job of each block.
 
-    Jobs that begin anew from a checkpoint count steps again, and what was imported may have none: time is the order in
-    which measurements were recorded, cut where the step changes, if it does.
+    Jobs that restart from a checkpoint count steps again, and imported measurements may have none. So time is the order
+    of recording, and blocks are cut where the step changes.
     """
     found, job_of_block, n_blocks = np.empty(len(job), np.int64), [], 0
     by_job = np.lexsort((order, job))
@@ -141,7 +141,7 @@ def _blocks(job: Ints, order: Ints, step: Ints) -> tuple[Ints, Ints]:
 
 
 def _medians(cell: Ints, block: Ints, logs: Floats) -> tuple[_Table, float]:
-    """Medians by cell and block, and how far single measurements are off them."""
+    """Medians by cell and block, and the scatter of single measurements around them."""
     order = np.lexsort((logs, block, cell))
     cell, block, logs = cell[order], block[order], logs[order]
     starts = np.flatnonzero(np.r_[True, (np.diff(cell) != 0) | (np.diff(block) != 0)])
@@ -157,7 +157,7 @@ def _take(table: _Table, which: npt.NDArray[np.bool_]) -> _Table:
 
 
 def _stretches(table: _Table, job_of_block: Ints, noise: float) -> Ints:
-    """The stretch that each block belongs to, numbered over all jobs; -1: nothing of the table lies there."""
+    """The stretch of each block, numbered over all jobs; -1: the table has no measurements in it."""
     found, n_stretches = np.full(len(job_of_block), -1), 0
     job = job_of_block[table.node]
     for one in np.unique(job).tolist():
@@ -175,7 +175,7 @@ def _stretches(table: _Table, job_of_block: Ints, noise: float) -> Ints:
 def _merge(count: Floats, total: Floats, noise: float) -> Ints:
     """Stretch of each block of one job, from counts and sums of logs [n_blocks, n_cells].
 
-    Neighbours are merged as long as any two do not differ, those that differ least first.
+    Neighbours that do not differ are merged, the most similar first.
     """
     parts = [(count[at], total[at], 1) for at in range(len(count))]
     jumps = [_jump(*pair, noise) for pair in pairwise(parts)]
@@ -202,7 +202,7 @@ _Part = tuple[Floats, Floats, int]
 
 
 def _jump(left: _Part, right: _Part, noise: float) -> tuple[float, float]:
-    """How much longer (log) the cells that ran in both take in the second, and its standard error."""
+    """How much longer (log) the cells of both stretches take in the second, and the standard error."""
     both = (left[0] > 0) & (right[0] > 0)
     if not both.any():
         return 0.0, np.inf
@@ -223,9 +223,9 @@ def _merged(table: _Table, stretch_of: Ints) -> _Table:
 
 
 def _levels(table: _Table, noise: float) -> Floats:
-    """Level (log) of every stretch above the usual one, 0 where it is that one: least squares over shared cells.
+    """Level (log) of every stretch above the usual one: least squares over shared cells.
 
-    Stretches that share no cell with others, directly or through third ones, have a usual level of their own.
+    Stretches that share no cell with others, directly or indirectly, have their own usual level.
     """
     cells, row = np.unique(table.cell, return_inverse=True)
     n_stretches = int(table.node.max()) + 1
@@ -235,7 +235,7 @@ def _levels(table: _Table, noise: float) -> Floats:
     share = weight / weight.sum(axis=1, keepdims=True)
     tied = np.diag(weight.sum(axis=0)) - share.T @ weight
     off = log - (share * log).sum(axis=1, keepdims=True)
-    # Levels of stretches that nothing ties together are 0 by a weak opinion, which their own zero takes out again.
+    # A weak prior puts stretches without shared cells at level 0; their own usual level removes its effect.
     spread = np.linalg.inv(tied + 1e-3 * np.eye(n_stretches))
     level = spread @ (weight * off).sum(axis=0)
     n_measured = np.bincount(table.node, table.n_calls, minlength=n_stretches)
@@ -253,7 +253,7 @@ def _levels(table: _Table, noise: float) -> Floats:
 
 
 def _groups(ran: npt.NDArray[np.bool_]) -> Ints:
-    """A number for each stretch, the same for those that cells tie together; from what ran when, [n_cells, n]."""
+    """A number for each stretch, the same if cells connect them; `ran` says which cell ran in which, [n_cells, n]."""
     group = np.arange(ran.shape[1])
     while True:
         least = np.where(ran, group, ran.shape[1]).min(axis=1)
@@ -265,9 +265,9 @@ def _groups(ran: npt.NDArray[np.bool_]) -> Ints:
 
 
 def _shares_of_keys(table: _Table, level: Floats, cells: Cells, noise: float) -> tuple[dict[int, float], Floats]:
-    """How far each key is off the level of each stretch, by key * len(level) + stretch, and the doubt by cell.
+    """Deviation of each key from the level of each stretch, by key * len(level) + stretch, and the doubt by cell.
 
-    A cell's time, what a stretch does to the key, and noise: least squares, with a prior on the second.
+    Least squares for a cell's time plus the stretch's effect on the key; the latter has a prior.
     """
     off: dict[int, float] = {}
     doubt = np.zeros(len(cells.key))

@@ -1,4 +1,4 @@
-"""What the store knows of each setting under each key: medians and calls."""
+"""Medians and numbers of calls of each setting at each key, from the store."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ...store.records import BASELINE, Candidate, CandidateStatistics, DecisionK
 
 
 class MeasuredSetting(NamedTuple):
-    """What the store knows of one setting under one key."""
+    """Median and number of calls of one setting at one key."""
 
     median_us: float
     n_calls: int
     setting: Candidate
-    """What ran; for the baseline the setting that NCCL chose most often."""
+    """The setting that ran; for the baseline, NCCL's most frequent choice."""
 
     def joined(self, other: MeasuredSetting) -> MeasuredSetting:
-        """Both merged: the mean of their medians, weighed by calls."""
+        """Both merged: the mean of their medians, weighted by calls."""
         n_calls = self.n_calls + other.n_calls
         median_us = (self.median_us * self.n_calls + other.median_us * other.n_calls) / n_calls
         return MeasuredSetting(median_us, n_calls, self.setting)
@@ -30,7 +30,7 @@ Medians = Mapping[DecisionKey, Mapping[Candidate, MeasuredSetting]]
 def medians(lines: Sequence[CandidateStatistics]) -> Medians:
     """Statistics by key and candidate.
 
-    Where NCCL chose several settings under one key, their medians are weighed by their calls.
+    If NCCL chose several settings at one key, their medians are weighted by their calls.
     """
     found: dict[DecisionKey, dict[Candidate, MeasuredSetting]] = {}
     for line in sorted(lines, key=lambda line: -line.count):

@@ -1,14 +1,12 @@
 """The posterior of call times: one Gaussian process over settings, message sizes and networks.
 
 A guess (NCCL's cost with the learned correction) gives every row a mean and a standard deviation of its log duration.
-Errors of guesses are correlated: settings of neighbouring sizes share what the fabric does, more so those of one
-cell, and how many channels fill a link is about the same at all sizes. Conditioning on what was measured turns a
-handful of calls into an expectation of every setting. Nothing here assumes that durations have one minimum over
-channels.
+Errors of guesses are correlated between neighbouring sizes, more so within one cell, and the number of channels that
+fills a link is about the same at all sizes. So a few measured calls predict every setting. Durations need not have a
+single minimum over channels.
 
-When the network changes, what was measured is not forgotten: all that one network (regime) measures shares how far it
-is from the network that the job began with. So a setting that took three times as long as the rest is still expected
-to.
+If the network changes, old measurements still count: all measurements of one regime share one deviation from the
+job's first regime. So a setting that took three times as long as the others is still expected to do that.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from .features import Floats, Ints
 
 
 class Column(IntEnum):
-    """Of a table with a row for each setting at each size."""
+    """Columns of a table with a row for each setting at each size."""
 
     log2_bytes = 0
     log2_channels = 1
@@ -34,11 +32,11 @@ class Column(IntEnum):
     guess = 4
     """Log microseconds; NaN: not available."""
     std = 5
-    """Of the guess."""
+    """Standard deviation (log) of the guess."""
     transfer_share = 6
-    """Part of the guess that goes with the bytes."""
+    """Share of the guess that is proportional to the bytes."""
     octaves_fewer = 7
-    """By how many octaves its channels are fewer than the communicator has."""
+    """Octaves by which its channels are fewer than the communicator's."""
     collective = 8
     key = 9
     """Index of the decision key, or of the size."""
@@ -48,24 +46,24 @@ class Column(IntEnum):
 class Kernel:
     """How errors of the guess are correlated. The first three are shares of its variance.
 
-    What NCCL chooses is what it believes best, so its guess is among the most flattering. If much of that error were
-    taken to be about all cells, those that nobody has tried would pass for slow, too, and never be tried.
+    NCCL chooses the setting with the least predicted time, so that guess is too low more often than others. If all
+    cells shared much of its error, untried ones would look slow, too, and never be tried.
     """
 
     by_cell: float = 0.70
     by_others: float = 0.10
-    """Of each: all settings, and neighbouring channel counts of a cell."""
+    """The share of all settings, and that of neighbouring channel counts of a cell."""
     own: float = 0.02
     octaves: float = 5.0
-    """By which sizes differ until that fades; twice as many for what fills a link, half as many of channels.
+    """Length scale over sizes; twice as many octaves for `fill`, half as many over channels.
 
-    On 102 machines of the family 5 saves more and loses less than 3; with 8 `rtx5090_loopback` finds nothing any more.
+    On 102 simulated machines 5 saves more and loses less than 3; with 8 `rtx5090_loopback` finds nothing any more.
     """
     across_collectives: float = 0.5
-    """A cell that is slow in one collective is not surely slow in another."""
+    """Correlation of a cell's error between collectives."""
     fill: float = 0.15
-    """How many channels fill a link is a guess. Per octave of channels below all of them, this share of the variance is
-    added for the bandwidth part, and once more for those of one cell: what is wrong at one count is wrong at all lower
+    """The number of channels that fills a link is a guess. Per octave of channels below all of them, this share of the
+    variance is added for the bandwidth part, and once more within one cell: an error at one count holds for all lower
     ones.
     """
 
@@ -74,22 +72,22 @@ KERNEL: Final = Kernel()
 CHANGE_STD: Final = 0.7
 """How far (log) another network may be from the first: by a factor of two."""
 SCALES: Final = (0.2, 0.4, 0.7, 1.0, 1.5, 2.5)
-"""By which guesses' standard deviations may be off, as measurements tell (`fitted_scale`)."""
+"""Factors on the guesses' standard deviations, one of which measurements select (`fitted_scale`)."""
 
 
 class Known(NamedTuple):
-    """What was measured: where (rows of a table), in which regime, and against which guesses."""
+    """Measurements: their rows of a table, their regimes and their residuals."""
 
     rows: Floats
     regime: Ints
     residual: Floats
     """Measured minus guessed (log)."""
     noise_variance: Floats
-    """Of the measured mean."""
+    """Noise variance of the measured mean."""
 
 
 def matern(distance: Floats) -> Floats:
-    """Correlation by distance in length scales, of a surface that has one derivative.
+    """Correlation of a once differentiable surface by distance in length scales.
 
     The Matern covariance with nu = 3/2 (Rasmussen and Williams, Gaussian Processes for Machine Learning, eq. 4.17).
     """
@@ -101,7 +99,7 @@ def matern(distance: Floats) -> Floats:
 
 
 def covariance(first: Floats, second: Floats) -> Floats:
-    """Covariance of the guesses' errors in units of their spreads; rows of `Column`s, n by m."""
+    """Covariance of the guesses' errors in units of their standard deviations; rows of `Column`s, n by m."""
     one, two = first.T[:, :, None], second.T
     sizes, channels = (np.abs(one[at] - two[at]) for at in (Column.log2_bytes, Column.log2_channels))
     same_cell = (one[Column.protocol] == two[Column.protocol]) & (one[Column.algorithm] == two[Column.algorithm])
@@ -117,11 +115,11 @@ def covariance(first: Floats, second: Floats) -> Floats:
 
 
 def condition(rows: Floats, known: Known, common_std: float, regime: int = 0) -> tuple[Floats, Floats]:
-    """Condition durations on what is known.
+    """Condition durations on measurements.
 
     Args:
-        rows: of `Column`s, shape [n, columns].
-        common_std: of an error (log) that all guesses on the machine share.
+        rows: rows of `Column`s, shape [n, columns].
+        common_std: standard deviation of an error (log) that all guesses on the machine share.
 
     Returns:
         Mean and standard deviation of the log durations, each [n].
@@ -156,7 +154,7 @@ def joint(groups: Sequence[Floats], known: Known, common_std: float) -> list[tup
 
 
 def fitted_scale(known: Known, common_std: float) -> float:
-    """Factor on the guesses' standard deviations under which what was measured is likeliest; of `SCALES`."""
+    """The factor of `SCALES` on the guesses' standard deviations with the highest likelihood."""
     near, rest = _in_logs(known.rows, known.rows), common_std**2 + np.diag(known.noise_variance + 1e-9)
     likelihoods = []
     for scale in SCALES:
@@ -167,7 +165,7 @@ def fitted_scale(known: Known, common_std: float) -> float:
 
 
 def _to_known(rows: Floats, known: Known, common_std: float, regime: int = 0) -> tuple[Floats, Floats]:
-    """Covariance of `rows` (n) and of what was measured (m) with what was measured, [n, m] and [m, m]."""
+    """Covariance of `rows` (n) and of measurements (m) with the measurements, [n, m] and [m, m]."""
     n, places = len(rows), known.rows
     every = np.concatenate([rows, places])
     both = _in_logs(every, places)
@@ -183,7 +181,7 @@ def _to_known(rows: Floats, known: Known, common_std: float, regime: int = 0) ->
 
 
 def _in_logs(first: Floats, second: Floats) -> Floats:
-    """`covariance`, times the spreads."""
+    """`covariance` in logs."""
     found = covariance(first, second)
     found *= first[:, Column.std, None] * second[:, Column.std]
     return found
@@ -202,7 +200,7 @@ def expected_improvement(edge: Floats | float, spread: Floats | float) -> Floats
 
 
 def expected_excess(edge: Floats, spread: Floats) -> Floats:
-    """E[max(0, exp(edge + spread * normal) - 1)]: by what share something takes longer, where it does."""
+    """E[max(0, exp(edge + spread * normal) - 1)]: the expected extra time, as a share; faster outcomes count as 0."""
     from scipy.special import ndtr  # takes 0.3 s to load: a daemon does without until its first decision
 
     with np.errstate(invalid="ignore", over="ignore"):

@@ -1,4 +1,4 @@
-"""What the daemon asks its learner for, and when: to load what is known of a fabric, or to fit its model anew first."""
+"""Decides when the daemon's learner loads the knowledge of a fabric or first fits its model anew."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import msgspec
 TRAIN_EVERY_MEASUREMENTS: Final = 5_000
 TRAIN_PAUSE_S: Final = 60.0
 MAX_FABRICS: Final = 1024
-"""As many as jobs can be connected; beyond that, those met longest ago are forgotten: the store has them."""
+"""Most fabrics in memory, one for each job that can connect; the oldest are dropped, since the store has them."""
 
 
 class RequestKind(Enum):
-    """What a learner can be asked for."""
+    """The kinds of requests to a learner."""
 
     load = "load"
     train = "train"
 
 
 class Request(NamedTuple):
-    """Load what is known of a fabric, or fit its model anew first."""
+    """A request to load the knowledge of a fabric, or to fit its model anew first."""
 
     kind: RequestKind
     fabric_id: str
@@ -36,7 +36,7 @@ class _Fabric(msgspec.Struct):
 
 
 class Learning:
-    """What is known of each fabric, as far as the learner has delivered it; never waits."""
+    """The knowledge of each fabric that the learner has delivered; never waits."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -45,7 +45,7 @@ class Learning:
         """Called with work for the learner; must not block."""
 
     def knowledge_of(self, fabric_id: str) -> object | None:
-        """What is known of a fabric; None until it has come, which is asked for, and after a pause again."""
+        """The knowledge of a fabric; None until loaded. It is requested at once, and again after a pause."""
         fabric = self._of(fabric_id)
         if fabric.knowledge is None and self._clock() - fabric.asked_at_s >= TRAIN_PAUSE_S:
             fabric.asked_at_s = self._clock()
@@ -53,29 +53,29 @@ class Learning:
         return fabric.knowledge
 
     def load_anew(self) -> None:
-        """What is known of every fabric met so far is to be loaded again."""
+        """Load the knowledge of every fabric met so far again."""
         for fabric_id in self._fabrics:
             self.on_request(Request(RequestKind.load, fabric_id))
 
     def ready(self, fabric_id: str, knowledge: object) -> None:
-        """The learner has loaded or fitted."""
+        """The learner has delivered the knowledge of a fabric."""
         self._of(fabric_id).knowledge = knowledge
 
     def measured(self, fabric_id: str, n_measurements: int) -> None:
-        """Count new measurements; requests a fit when there are enough of them, but not too often."""
+        """Count new measurements; request a fit once there are enough, but not too often."""
         fabric = self._of(fabric_id)
         fabric.n_new += n_measurements
         if fabric.n_new >= TRAIN_EVERY_MEASUREMENTS and self._clock() - fabric.asked_at_s >= TRAIN_PAUSE_S:
             self._train(fabric_id, fabric)
 
     def job_ended(self, fabric_id: str) -> None:
-        """Request a fit, so that the next job starts from all that this one measured."""
+        """Request a fit, so that the next job starts with this one's measurements."""
         fabric = self._fabrics.get(fabric_id)
         if fabric is not None and fabric.n_new:
             self._train(fabric_id, fabric)
 
     def _of(self, fabric_id: str) -> _Fabric:
-        """What is kept of a fabric, which is the newest to be asked for now."""
+        """The entry of a fabric, which becomes the newest."""
         fabric = self._fabrics[fabric_id] = self._fabrics.pop(fabric_id, _Fabric())
         if len(self._fabrics) > MAX_FABRICS:
             del self._fabrics[next(iter(self._fabrics))]

@@ -1,4 +1,4 @@
-"""What was measured on a fabric, in numbers by setting, as if the network had always been as fast."""
+"""Statistics of a fabric's measurements by setting, corrected for times when the network was slower."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _SETTING_COLUMNS: Final = (
 )  # fmt: skip
 _TIMED: Final = ("id", "series", "job", "step", "duration_us", "measured_at_s")
 _LEAST_LOG: Final = -20.0
-"""Log duration at which shorter ones, practically zero, are clipped."""
+"""Least log duration; shorter ones, practically zero, are clipped to it."""
 
 
 def at_usual_level(
     store: Store, fabric_id: str, *, limit: int | None = None, without_job: str | None = None
 ) -> NDArray[np.void]:
-    """Measurements with durations as they would have been at the network's usual speed.
+    """Measurements with durations corrected to the network's usual speed.
 
     So a setting that ran while the network was slow does not look slower than the others.
 
     Args:
-        limit: the newest so many; None: all.
-        without_job: leave this job's out; None: take all jobs.
+        limit: take this many of the newest; None: all.
+        without_job: leave this job out; None: take all jobs.
 
     Returns:
         STORED, shape (n,), oldest first.
@@ -56,12 +56,11 @@ def statistics(
 ) -> list[CandidateStatistics]:
     """Count, median, mean, spread and minimum of the successful measurements on a fabric.
 
-    If the network was slower for a time, durations count as they would have been at its usual speed. It takes two to
-    three seconds per million rows.
+    Durations are corrected for times when the network was slower. This takes two to three seconds per million rows.
 
     Args:
-        job_id: of this job only; None: of all jobs.
-        without_job: leave this job's out; None: leave none out.
+        job_id: take this job only; None: all jobs.
+        without_job: leave this job out; None: leave none out.
 
     Returns:
         One entry per (key, candidate, chosen by NCCL or not), sorted by key.
@@ -105,7 +104,7 @@ def statistics(
 def _settings(
     store: Store, fabric_id: str, rows: NDArray[np.void]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The settings that rows of STORED have, in _SETTING_COLUMNS, and the index of each row's setting among them."""
+    """The settings of STORED rows, in _SETTING_COLUMNS, and the index of each row's setting among them."""
     numbers, series = np.unique(rows["series"], return_inverse=True)
     known = store.series(fabric_id)
     columns = [[known[number][name] for name in _SETTING_COLUMNS] for number in numbers.tolist()]
@@ -121,11 +120,11 @@ def _levels_of(
 
     Args:
         settings: shape (n_cells, 9), in _SETTING_COLUMNS.
-        cell: row of `settings` of each measurement, shape (n,).
+        cell: index into `settings` of each measurement, shape (n,).
         rows: STORED, shape (n,).
 
     Returns:
-        The corrections; None if the network was always as fast.
+        The corrections; None if the network's level never changed.
     """
     if not len(rows):
         return None

@@ -1,8 +1,7 @@
-"""Fitting the correction from the store's measurements, and reading it back.
+"""Fits the correction to the store's measurements, and loads it.
 
-Measurements are the truth, a model is only their digest: whenever a saved one is damaged or was made by
-other versions it is left alone and a new one is fitted. `train` belongs in a process of its own; nothing
-else here imports scikit-learn.
+A model is only a digest of measurements: if a saved one is damaged or was made by other versions, a new one is
+fitted. Call `train` in a process of its own; nothing else here imports scikit-learn.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def train(store: Store, fabric_id: str, *, without_job: str | None = None) -> Mo
     """Fit a model to everything measured on a fabric.
 
     Returns:
-        The model, not yet saved; None: the fabric is unknown, or too little was measured.
+        The model, not yet saved; None: the fabric is unknown or has too few measurements.
     """
     facts = store.fabrics().get(fabric_id)
     if facts is None:
@@ -77,7 +76,7 @@ def fit(
 
 
 def versions() -> dict[str, str]:
-    """What a saved model depends on, for a comparison with what is installed."""
+    """The versions that a saved model depends on, for a comparison with the installed ones."""
     from importlib.metadata import version
 
     return {
@@ -94,12 +93,12 @@ def hash_of(record: ModelRecord) -> str:
 
 
 def model_id_of(record: ModelRecord) -> str:
-    """How decisions name the model that their expectations rest on."""
+    """The model's name in decisions that rest on its predictions."""
     return f"{MODEL_NAME}-{hash_of(record)}"
 
 
 def keep(store: Store, record: ModelRecord) -> None:
-    """Save a new fit in the place of the one before; a damaged one is set aside."""
+    """Save a new fit in place of the one before; a damaged one is set aside."""
     previous = store.load_model(record.name, record.fabric_id)
     if previous is not None and previous.is_damaged:
         store.rename_model(record.name, record.fabric_id, record.name + DAMAGED)
@@ -110,11 +109,10 @@ def keep(store: Store, record: ModelRecord) -> None:
 def load_correction(store: Store, fabric_id: str) -> tuple[Baked | None, str]:
     """The correction that the last fit left for a fabric.
 
-    A damaged model is set aside under another name, so that the next fit replaces it; a store that is only read stays
-    as it is.
+    A damaged model is set aside under another name, so that the next fit replaces it. A read-only store is not changed.
 
     Returns:
-        The correction and its model id; (None, "") when none can be used.
+        The correction and its model id; (None, "") if none can be used.
     """
     record = store.load_model(MODEL_NAME, fabric_id)
     if record is None:
@@ -124,7 +122,7 @@ def load_correction(store: Store, fabric_id: str) -> tuple[Baked | None, str]:
         return None, ""
     try:
         return Baked.from_bytes(record.blob), model_id_of(record)
-    except ValueError:  # its text is not shown: numpy's would recommend to unpickle
+    except ValueError:  # do not show numpy's text: it may recommend to unpickle
         if not store.is_read_only:
             _log.warning("the saved model of fabric %s is damaged: set aside, to be fitted anew", fabric_id)
             store.rename_model(MODEL_NAME, fabric_id, MODEL_NAME + DAMAGED)
@@ -135,7 +133,7 @@ def record_of(store: Store, fabric_id: str, model_id: str) -> ModelRecord | None
     """Find a saved model by the id that `load_correction` returned.
 
     Returns:
-        The model; None when it is not kept any more.
+        The model; None if it no longer exists.
     """
     for record in store.models():
         if record.fabric_id == fabric_id and model_id and model_id.endswith(f"-{hash_of(record)}"):
@@ -144,14 +142,14 @@ def record_of(store: Store, fabric_id: str, model_id: str) -> ModelRecord | None
 
 
 def bake(model: Kriging, points: TrainingSet, costs: CostPrior) -> Baked:
-    """Evaluate a fitted model over the grid of what it was fitted on, and of what else NCCL offers there.
+    """Evaluate a fitted model on a grid: the settings of its points, and others that NCCL offers there.
 
-    Cells that were never measured are predicted, too: where measured cells are slower than NCCL's cost, one that kept
-    NCCL's cost would look fast beside them.
+    Cells that were never measured are predicted, too. Otherwise they would keep NCCL's cost and look fast beside
+    measured cells that are slower than NCCL's cost.
 
     Args:
         model: fitted to `points`.
-        points: give the communicators (the `MAX_COMMUNICATORS` that have most points), collectives and sizes.
+        points: they give the communicators (the `MAX_COMMUNICATORS` with most points), collectives and sizes.
 
     Returns:
         The correction on its grid.
@@ -166,7 +164,7 @@ def bake(model: Kriging, points: TrainingSet, costs: CostPrior) -> Baked:
     }
     cells = sorted(set().union(*offered.values()))
     classes = grid_classes(int(points.size_class.min()), int(points.size_class.max()))
-    # Asked for by the half octave and interpolated between: surfaces are smooth over an octave at least.
+    # Evaluated every half octave and interpolated between: surfaces are smooth over at least an octave.
     asked_classes = np.unique([classes[0], *classes[classes % 2 == 0], classes[-1]])
     between = np.stack([np.interp(classes, asked_classes, row) for row in np.eye(len(asked_classes))])
     channels = _channels_asked(points, shapes, costs)
@@ -175,7 +173,7 @@ def bake(model: Kriging, points: TrainingSet, costs: CostPrior) -> Baked:
     for (m, c), cells_there in offered.items():
         for cell in cells_there:
             communicator = CommunicatorClass(int(shapes[m, 0]), max(1, int(shapes[m, 1])))
-            # The baseline's channels are NCCL's choice: one count stands for all.
+            # NCCL chooses the baseline's channels: one count stands for all.
             asked = channels if cell != DEFAULT_CELL else channels[-1:]
             grid = _grid(communicator, Collective(collectives[c]), cell, asked, asked_classes, costs)
             shift, spread = model.predict(grid)
@@ -186,7 +184,7 @@ def bake(model: Kriging, points: TrainingSet, costs: CostPrior) -> Baked:
 
 
 def _channels_asked(points: TrainingSet, shapes: Ints, costs: CostPrior) -> Ints:
-    """Channel counts that may be asked for at any of the communicators (ranks, nodes), and the last: no opinion."""
+    """Channel counts that may be requested at any of the communicators (ranks, nodes); the last: NCCL chooses."""
     most = {costs.max_channels(CommunicatorClass(n_ranks, max(1, n_nodes))) for n_ranks, n_nodes in shapes.tolist()}
     most.add(int(points.n_channels[points.n_channels < MOST_CHANNELS].max(initial=1)))
     ladder = [count for count in CHANNEL_LADDER if count <= max(most)]
@@ -196,7 +194,7 @@ def _channels_asked(points: TrainingSet, shapes: Ints, costs: CostPrior) -> Ints
 def _cells(points: TrainingSet, communicator: CommunicatorClass, collective: int) -> set[tuple[int, int]]:
     """Cells that were measured anywhere or that NCCL offers for `collective` at `communicator`, and NCCL's own choice.
 
-    A cell that ran in one collective is predicted in the others, even if it is not known to be on offer there.
+    A cell that ran in one collective is predicted in the others, even if NCCL is not known to offer it there.
     """
     measured = np.unique(np.stack([points.algorithm, points.protocol], axis=1), axis=0)
     legal = legal_cells(Collective(collective), n_nodes=communicator.n_nodes, n_ranks=communicator.n_ranks)
@@ -204,7 +202,7 @@ def _cells(points: TrainingSet, communicator: CommunicatorClass, collective: int
 
 
 def held_out_error(model: Kriging, points: TrainingSet) -> float | None:
-    """Median absolute error (log) of a fitted model at every third size class, left out; None with fewer than four."""
+    """Median absolute error (log) of a fitted model at every third size class, left out; None below four classes."""
     classes = np.unique(points.size_class)
     if len(classes) < 4:
         return None

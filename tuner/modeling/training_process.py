@@ -18,13 +18,13 @@ from .trainer import train
 
 
 def main(store_path: str, fabric_id: str) -> int:
-    """Write the model, or nothing when there is too little to learn from."""
-    end_with_parent(signal.SIGKILL)  # a daemon that was killed wants no model
+    """Write the model; write nothing if there are too few measurements."""
+    end_with_parent(signal.SIGKILL)  # a daemon that was killed needs no model
     os.nice(10)
     try:
         with Store.open(store_path, read_only=True) as store:
             model = train(store, fabric_id)
-    except StoreError as error:  # the store was removed meanwhile, for example: one line for the daemon's log
+    except StoreError as error:  # for example, the store was removed: one line for the daemon's log
         print(f"zerotune: nothing can be learned: {error}", file=sys.stderr)
         return 2
     if model is not None:

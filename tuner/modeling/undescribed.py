@@ -1,4 +1,4 @@
-"""What a cell costs where NCCL's topology is not known: between its live tables, else along a generic line."""
+"""A cell's cost if NCCL's topology is not known: between its live tables, else along a generic line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GENERIC_INTER_GBS = 12.0
 
 
 def interpolated_cost(tables: Mapping[int, npt.NDArray[np.float32]], cell: tuple[int, int], sizes: Floats) -> Floats:
-    """Cost between the sizes that NCCL reported, log-log; beyond them in proportion to the bytes.
+    """Cost between the sizes that NCCL reported, log-log; beyond them proportional to the bytes.
 
     Args:
         tables: microseconds by algorithm and protocol, shape (7, 3), by message bytes; below zero: not available.
@@ -46,13 +46,13 @@ def generic_cost(
     protocol: Protocol,
     sizes: Floats,
 ) -> tuple[Floats, Floats]:
-    """A latency-bandwidth line for hardware nobody described: only the shape is meant to be right.
+    """A latency-bandwidth line for hardware that nobody described: only its shape is reliable.
 
     Args:
         sizes: message bytes, shape (n,).
 
     Returns:
-        Microseconds that do not depend on the bytes, and all, each of shape (n,).
+        Microseconds that do not depend on the bytes, and all microseconds, each of shape (n,).
     """
     n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes
     steps = max(1, n_ranks - 1) * (2 if collective is Collective.all_reduce else 1)

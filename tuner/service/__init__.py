@@ -1,1 +1,1 @@
-"""The daemon: sockets, sessions, jobs, and the join over ranks."""
+"""The daemon: its sockets, sessions and jobs."""

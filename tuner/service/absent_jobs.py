@@ -1,4 +1,4 @@
-"""Jobs that `zerotune status` shows although they are not connected any more."""
+"""Jobs that `zerotune status` shows although they are no longer connected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_ENDED: Final = 3
 
 
 class AbsentJobs:
-    """What is known of such jobs; `clock` is the service's."""
+    """The jobs that ended last; `clock` is the service's."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -23,18 +23,17 @@ class AbsentJobs:
     def has_ended(
         self, job_id: str, name: str, step: int, *, silent_since_s: float | None = None, failure: str = ""
     ) -> EndedJob:
-        """The last rank of a job has left, or nothing has been heard of it for too long.
+        """The last rank of a job has left, or has been silent for too long.
 
-        A rank may greet only after the others have left, and leave at once: what was known of its job stays so.
+        A late rank may greet after the others have left, and leave at once: the job's earlier record is kept.
 
         Args:
-            name: what people call it, if anything.
-            silent_since_s: when the first rank that fell silent was heard last, on the clock; None where all said
-                goodbye.
-            failure: the rank whose script an exception ended, and which.
+            name: the job's name, if it has one.
+            silent_since_s: when the first silent rank sent its last message, on the clock; None if all said goodbye.
+            failure: the rank whose script an exception ended, and the exception's type.
 
         Returns:
-            All that is known of its end.
+            The record of the job's end.
         """
         ended_at_s = self._clock() if silent_since_s is None else silent_since_s
         job = EndedJob(job_id, step, silent_since_s is not None, name=name, failure=failure)
@@ -47,7 +46,7 @@ class AbsentJobs:
         return job
 
     def ended(self, connected: Container[str]) -> tuple[EndedJob, ...]:
-        """The jobs that ended last, the newest first; jobs that are connected again are left out."""
+        """The jobs that ended last, newest first, without those that are connected again."""
         now_s = self._clock()
         return tuple(
             msgspec.structs.replace(job, ended_s_ago=now_s - at_s)

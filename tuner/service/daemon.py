@@ -1,4 +1,4 @@
-"""The daemon's process: its sockets, its loop, and the service that decides what is answered."""
+"""The daemon's process: its sockets, its loop, and the service that makes the answers."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ if TYPE_CHECKING:
 _log = logging.getLogger("zerotune.daemon")
 
 SWITCH_INTERVAL_S: Final = 0.0005
-"""How long the store's writer thread may hold the GIL before the loop's thread gets it."""
+"""Longest time that the store's writer thread holds the GIL before the loop's thread gets it."""
 MESSAGES_PER_ROUND: Final = 64
 ROUND_S: Final = 0.0005
-"""How long observations are handled before the loop checks for urgent messages."""
+"""Longest time for observations before the loop checks for urgent messages."""
 RECEIVE_QUEUE_MESSAGES: Final = 64
-"""Per rank; what does not fit stays with the agent, which drops and counts."""
+"""Most waiting messages per rank; further ones stay with the agent, which drops and counts them."""
 SEND_QUEUE_MESSAGES: Final = 256
 LISTEN_BACKLOG: Final = 16_384
-"""Connections that wait to be accepted, as when all ranks of a node begin at once; the kernel may allow fewer."""
+"""Most connections that wait to be accepted, for example at a job's start; the kernel may allow fewer."""
 GIVE_BACK_EVERY_S: Final = 2.0
-"""Looking for what an ended job left takes tens of milliseconds."""
+"""Pause between searches for an ended job's memory, each of which takes tens of milliseconds."""
 STOOD_STILL_S: Final = 1.0
-"""A round of the loop that is later than this shows that the daemon itself was stopped for a while."""
+"""If a round of the loop comes later than this, the daemon itself was stopped for a while."""
 ARRIVING_MS: Final = 50
-"""When the daemon ends: how long to wait for a message that is still inside ZeroMQ."""
+"""At the daemon's end: how long to wait for a message that is still inside ZeroMQ."""
 LONGEST_DRAIN_S: Final = 1.0
-"""When the daemon ends: how long to read what arrives, since ranks go on sending."""
+"""At the daemon's end: how long to read messages, since ranks go on sending."""
 
 
 class Daemon:
@@ -84,12 +84,12 @@ class Daemon:
         self._calls: deque[Callable[[], None]] = deque()
         self._stopping = False
         self.n_errors = 0
-        """Failures of our own."""
+        """Failures of the daemon itself."""
         self.n_refused = 0
-        """Messages that could not be decoded, and records with a number out of its range."""
+        """Messages that could not be decoded, and records with a number out of range."""
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        """Run `call` on the loop's thread; may be called from any."""
+        """Run `call` on the loop's thread; may be called from any thread."""
         self._calls.append(call)
         with contextlib.suppress(BlockingIOError):
             self._waker.send(b"c")
@@ -135,14 +135,14 @@ class Daemon:
                     n_ended, has_ended, give_back_at_s = self._service.n_ended, False, now_s + GIVE_BACK_EVERY_S
                     give_back_memory()
                 due_at_s = min(self._service.next_tick_s, leave_at_s, give_back_at_s if has_ended else float("inf"))
-                # An idle daemon sleeps for ever.
+                # An idle daemon waits without a timeout.
                 poller.poll(None if due_at_s == float("inf") else max(0, math.ceil((due_at_s - now_s) * 1000)))
                 meant_at_s = max(now_s, due_at_s)
                 with contextlib.suppress(BlockingIOError):
                     self._woken.recv(4096)
 
     def drain(self) -> None:
-        """Take in what has arrived already, and join and record all of it."""
+        """Take in, join and record all messages that have arrived already."""
         ends_at_s = self._clock() + LONGEST_DRAIN_S
         while self._clock() < ends_at_s and (self._inbox or self._socket.poll(ARRIVING_MS)):
             self._receive()
@@ -155,7 +155,7 @@ class Daemon:
         self._waker.close()
 
     def _receive(self) -> None:
-        """Receive what has arrived, and handle urgent messages at once."""
+        """Receive messages, and handle urgent ones at once."""
         for _ in range(MESSAGES_PER_ROUND):
             if not self._inbox.has_room:
                 return
@@ -178,7 +178,7 @@ class Daemon:
                 return
 
     def _shed(self) -> None:
-        """There is no memory for a message: what waits to be handled is dropped, like the message itself."""
+        """There is no memory for a message: drop it and all waiting messages."""
         self.n_errors += 1
         n_waiting, self._inbox = len(self._inbox), Inbox()
         give_back_memory()
@@ -224,7 +224,7 @@ class Daemon:
 
     def _send(self, replies: list[Reply]) -> None:
         for receiver, message in replies:
-            # A receiver that has left or does not read loses the message; so does one that no answer can be written to.
+            # A receiver that has left or does not read loses the message.
             try:
                 self._socket.send_multipart([receiver, *wire.encode(message)], zmq.NOBLOCK)
             except (zmq.ZMQError, MemoryError):
@@ -251,28 +251,28 @@ def run_daemon(
     shelf: Shelf | None = None,
     on_ready: Callable[[Path, list[str]], None] = lambda store_path, addresses: None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT, then join and write what has arrived.
+    """Serve until SIGTERM or SIGINT, then join and write all messages that have arrived.
 
     Args:
         endpoint: address for the ranks of this node.
-        store_path: the SQLite file; made if need be.
-        listen: second address, `tcp://`, where daemons of other nodes reach this one.
+        store_path: the SQLite file; created if missing.
+        listen: second address, `tcp://`, for daemons of other nodes.
         idle_exit_s: end after this time without a connected rank; None: never.
         curve_dir: folder with the keys for `tcp://`.
-        retention: what the store forgets; None: the store's default.
+        retention: when the store deletes old data; None: the store's default.
         settings: what brains may try; None: the defaults of `BrainSettings`.
         brains: makes a job's brain; None: `tuner.learning`'s. For tests.
-        load_knowledge: loads what a fabric's brains start from; None: `tuner.learning`'s. For tests.
-        knowledge_pool: folder in which users share what they measured; None: it is shared with nobody.
-        fleet: takes what is measured here to other nodes; closed at the end.
-        shelf: the book of what other nodes learned; started and closed here.
+        load_knowledge: loads the knowledge of a fabric's brains; None: `tuner.learning`'s. For tests.
+        knowledge_pool: folder in which users share measurements; None: share with nobody.
+        fleet: sends this node's measurements to other nodes; closed at the end.
+        shelf: the book of other nodes' results; started and closed here.
         on_ready: called with the store's path and all addresses once ranks are served.
 
     Returns:
         Exit code 0.
 
     Raises:
-        UserError: an address is taken, unsafe, or no `tcp://` beside `ipc://`; or too few files can be opened.
+        UserError: an address is taken, unsafe or not `tcp://` beside `ipc://`, or too few files can be opened.
         StoreError: the store cannot be used, or another daemon has it.
     """
     if listen is not None:
@@ -291,7 +291,7 @@ def run_daemon(
         with Store.open(store_path, retention=retention) as store:
 
             def clock() -> float:
-                return wall_s + time.monotonic()  # wall time that never jumps
+                return wall_s + time.monotonic()  # wall-clock time that never jumps
 
             uplinks = Uplinks(context, curve_dir)
             welcome = wire.Welcome(os.getpid(), version(), _reachable(bound))
@@ -303,7 +303,7 @@ def run_daemon(
             daemon = Daemon(socket, service, clock, status.reply, uplinks)
 
             def learned(fabric_id: str, knowledge: object) -> None:
-                trim_memory()  # looking through all measurements took some, on the learner's thread
+                trim_memory()  # the learner's thread read all measurements
                 daemon.call_soon(lambda: service.model_ready(fabric_id, knowledge))
 
             learner = Learner(
@@ -336,7 +336,7 @@ def run_daemon(
             one.refuse_clients()
         guard.stop()
         socket.close(linger=200)
-        context.term()  # only then is the socket's file gone and the address free
+        context.term()  # this removes the socket's file and frees the address
         for one in bound:
             one.release()
 
@@ -363,7 +363,7 @@ def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
 
 @contextlib.contextmanager
 def _signals(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
-    """Let SIGTERM and SIGINT stop the loop; only the main thread can.
+    """Let SIGTERM and SIGINT stop the loop; only the main thread can handle them.
 
     Python runs handlers only when the loop is awake, so each signal also writes to `wake_fd`, which wakes it.
     """
@@ -421,7 +421,7 @@ def _loader(pool_folder: Path | None, shelf: Shelf | None) -> Loader:
     pool = None if pool_folder is None else KnowledgePool(pool_folder)
 
     def load(store: Store, fabric_id: str) -> Knowledge:
-        import scipy.special  # noqa: F401 - takes 0.3 s, here on the learner's thread and not in the first decision
+        import scipy.special  # noqa: F401 - takes 0.3 s: here on the learner's thread, not in the first decision
 
         known = Knowledge.from_store(store, fabric_id, pool)
         if shelf is not None and (told := shelf.told(fabric_id)):

@@ -55,7 +55,7 @@ class DaemonStatus:
         self._started_s = time.monotonic()
 
     def reply(self, n_errors: int, n_refused: int) -> wire.StatusReply:
-        """The answer; `n_errors` are failures of the loop itself, `n_refused` frames that it could not decode."""
+        """The answer; `n_errors` counts failures of the loop itself, `n_refused` frames that it could not decode."""
         writing, absent_jobs, job_ids = self._store.writing, self._service.absent_jobs, self._service.job_ids
         return wire.StatusReply(
             daemon_pid=os.getpid(),

@@ -1,8 +1,8 @@
-"""The daemon's address: who may reach it, and that only one daemon has it.
+"""The daemon's address: only one daemon may have it, and only some clients may reach it.
 
-A daemon may have two: `ipc://` for the ranks of its node, `tcp://` for the daemons of other nodes.
-`ipc://` is a file that only its owner may connect to. `tcp://` is encrypted and authenticated with
-CURVE, or refused. Keys are ZeroMQ certificates in one folder:
+A daemon may have two addresses: `ipc://` for the ranks of its node, `tcp://` for the daemons of other nodes.
+`ipc://` is a file that only its owner may connect to. `tcp://` must be encrypted and authenticated with
+CURVE. Keys are ZeroMQ certificates in one folder:
 
     server.key_secret     the daemon's key pair (mode 0600)
     server.key            its public half, for clients
@@ -33,7 +33,7 @@ _REMEDY: Final = ENDPOINT_REMEDY
 
 
 class BoundEndpoint:
-    """Holds `socket` bound to `endpoint`, alone, until `release`.
+    """Keeps `socket` bound to `endpoint`, exclusively, until `release`.
 
     Raises:
         UserError: another daemon has it, others could reach it, or it cannot be bound.
@@ -69,12 +69,12 @@ class BoundEndpoint:
             raise UserError(f"endpoint {endpoint} cannot be bound: {error}", _REMEDY) from error
 
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT) if self._gate is None else self._gate.address
-        """As it was bound: with the port that the system chose, and 0.0.0.0 for any host."""
+        """The bound address, with the port that the system chose; 0.0.0.0 stands for any host."""
         if self._clients is not None and self._gate is not None:
             self._clients.watch(self._gate)
 
     def refuse_clients(self) -> None:
-        """Let nobody in any more; call before the socket's context ends."""
+        """Refuse new clients; call before the socket's context ends."""
         if self._clients is not None:
             self._clients.close()
         if self._gate is not None:
@@ -85,20 +85,20 @@ class BoundEndpoint:
         if self._gate is not None:
             self._gate.remove()
         if self._lock is not None and self._socket_path is not None:
-            with contextlib.suppress(OSError):  # a file system that can only be read by now
-                self._socket_path.unlink(missing_ok=True)  # ours for as long as we hold the lock
+            with contextlib.suppress(OSError):  # the file system may be read-only now
+                self._socket_path.unlink(missing_ok=True)  # the lock's holder owns the file
             self._lock.release()
 
 
 def check_second(listen: str, endpoint: str, curve_dir: Path | None) -> None:
-    """See that a daemon at `endpoint` could also be at `listen`.
+    """Check that a daemon at `endpoint` may also listen at `listen`.
 
     Args:
-        listen: `tcp://`, where daemons of other nodes reach it.
-        endpoint: `ipc://`, where the ranks of its node do.
+        listen: `tcp://`, for daemons of other nodes.
+        endpoint: `ipc://`, for the ranks of its node.
 
     Raises:
-        UserError: it is no such address, or would be open to the network.
+        UserError: `listen` is no such address, or would be open to the network.
     """
     if not (listen.startswith("tcp://") and endpoint.startswith("ipc://")):
         raise UserError(f"--listen {listen} is no second address of {endpoint}", "give tcp://HOST:PORT beside ipc://")
@@ -108,13 +108,13 @@ def check_second(listen: str, endpoint: str, curve_dir: Path | None) -> None:
 
 
 def make_keys(folder: Path) -> None:
-    """Write a new set of keys into `folder`: of one server, and of one client that may connect to it.
+    """Write new keys into `folder`: those of one server, and those of one client that may connect to it.
 
     Raises:
         UserError: there are keys already, or the folder cannot be written.
     """
     names = ("server.key", "server.key_secret", "client.key", "client.key_secret")
-    # What is in a folder comes before it, as it is taken away again.
+    # Contents come before their folder: this is the order in which they are removed again.
     ours = (folder / "clients" / "client.key", *(folder / name for name in names), folder / "clients", folder)
     new = [path for path in ours if not path.exists()]
     if any(folder / name not in new for name in names) or list(folder.glob("*.key_secret")):

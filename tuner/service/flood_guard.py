@@ -1,8 +1,8 @@
-"""Cuts connections off before messages that never end fill memory.
+"""Ends connections before endless messages fill the memory.
 
-ZeroMQ hands a message over once all its frames have arrived, and has no limit on their number. Until then they lie in
-its memory, and neither the daemon's loop nor any limit of a frame sees them. So a thread watches the process's memory;
-over the limit it ends every connection, which frees what has arrived in part. Ranks connect anew within a second.
+ZeroMQ delivers a message once all its frames have arrived, and does not limit their number. Until then it keeps them in
+its own memory, where neither the daemon's loop nor a frame limit applies. So a thread watches the process's memory.
+Above a limit it ends every connection, which frees incomplete messages. Ranks connect anew within a second.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _log = logging.getLogger("zerotune.daemon")
 MAX_RESIDENT_BYTES: Final = 1536 * 2**20
 """Several times what thousands of ranks need."""
 STEP_BYTES: Final = 256 * 2**20
-"""After connections were ended, memory must have grown by so much before they are ended again."""
+"""After connections were ended, memory must grow by this much before they are ended again."""
 LOOK_EVERY_MS: Final = 200
 RESERVED: Final = 4
-"""One in so many descriptors is for other things than connections: ZeroMQ ends a process that has none left."""
+"""One in this many descriptors is reserved: ZeroMQ ends a process that has none left."""
 
 
 class FloodGuard:
     """Owns thread `zerotune-flood-guard`: watches from its construction, before `socket` is bound, until `stop`.
 
     Args:
-        socket: the daemon's; its events are read here from now on.
+        socket: the daemon's socket; the guard reads its events from now on.
     """
 
     def __init__(self, socket: zmq.Socket[Any]) -> None:
@@ -48,7 +48,7 @@ class FloodGuard:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; the socket must be open still."""
+        """End the thread; the socket must still be open."""
         self._is_stopping = True
         self._thread.join()
         self._socket.disable_monitor()
@@ -63,13 +63,13 @@ class FloodGuard:
                 event = recv_monitor_message(self._events)
                 if event["event"] == zmq.EVENT_ACCEPTED:
                     self._fds.add(event["value"])
-                    if event["value"] >= most_files - most_files // RESERVED:  # the lowest number is given out first
+                    if event["value"] >= most_files - most_files // RESERVED:  # the lowest free number comes first
                         _end(event["value"])
                 else:
                     self._fds.discard(event["value"])
             try:
                 resident_bytes = process.memory_info().rss
-            except (OSError, psutil.Error):  # no descriptor is left at this moment
+            except (OSError, psutil.Error):  # for example, no descriptor is left now
                 continue
             if resident_bytes > ends_at_bytes:
                 _log.error("%d MiB of memory: all connections are ended, ranks connect anew", resident_bytes >> 20)
@@ -85,6 +85,6 @@ class FloodGuard:
 
 
 def _end(fd: int) -> None:
-    """ZeroMQ owns the descriptor: it sees the end of the stream, and closes."""
+    """Shut the connection down; ZeroMQ owns the descriptor, sees the end of the stream and closes it."""
     with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(fd)) as connection:
         connection.shutdown(sockets.SHUT_RDWR)

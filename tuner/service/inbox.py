@@ -1,4 +1,4 @@
-"""What has arrived and waits to be handled: greetings and steps go before observations."""
+"""Messages that wait to be handled: greetings and steps go before observations."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ MAX_WAITING_BYTES: Final = 64 * 2**20
 
 
 class Inbox:
-    """Messages with records wait here; those without wait only behind one of the same sender.
+    """Messages with records wait here; messages without wait only behind one of the same sender.
 
-    This keeps each sender's messages in order, and no rank waits for its plan behind another rank's observations.
+    Each sender's messages stay in order, and no rank waits for its plan behind another rank's observations.
     """
 
     def __init__(self) -> None:
@@ -25,11 +25,11 @@ class Inbox:
 
     @property
     def has_room(self) -> bool:
-        """Whether more should be received; other messages stay with their senders."""
+        """Whether to receive more messages; the others stay with their senders."""
         return len(self._waiting) < MAX_WAITING_MESSAGES and self._n_bytes < MAX_WAITING_BYTES
 
     def put(self, sender: bytes, frames: list[bytes]) -> bool:
-        """Keep a message for later; False when it should be handled now."""
+        """Keep a message for later; False if it should be handled now."""
         if len(frames) < 3 and sender not in self._n_by_sender:
             return False
         self._waiting.append((sender, frames))
@@ -38,7 +38,7 @@ class Inbox:
         return True
 
     def take(self) -> tuple[bytes, list[bytes]]:
-        """The message that has waited longest."""
+        """Remove and return the oldest message."""
         sender, frames = self._waiting.popleft()
         self._n_by_sender[sender] -= 1
         if not self._n_by_sender[sender]:

@@ -1,4 +1,4 @@
-"""One job as the service sees it: who reports, what is pending, and its brain."""
+"""One job in the service: its reporting ranks, pending calls and brain."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ MAX_BACKLOG: Final = 10_000
 MAX_BACKLOG_BYTES: Final = 16 * 2**20
 RATE_PERIOD_S: Final = 2.0
 GREETED_S: Final = 3.0
-"""All ranks with an agent greet within this time of each other.
+"""All ranks with an agent greet within this time of each other; it is longer than a joiner's timeout.
 
-Each greets once a second, and looks once a second for a missing daemon. More than a joiner's timeout.
+Each rank greets once a second, and looks once a second for a missing daemon.
 """
 NEWS_EVERY_S: Final = 10.0
-"""How often at most the store is told what passed the tuner by, and who is late."""
+"""Least pause between records in the store of calls that were not tuned and of late ranks."""
 SETTLE_S: Final = 1.0
-"""Windows open when all ranks are here, or when no rank has come or gone for this long."""
+"""Windows open once all ranks are here, or no rank has come or gone for this long."""
 STEPLESS_AFTER: Final = 10
-"""Intervals without a step before that is told."""
+"""Intervals without a step before `zerotune status` reports that."""
 LEAST_CACHED: Final = 0.01
-"""Share of device memory in torch's cache that is worth a word."""
+"""Least share of device memory in torch's cache that is reported."""
 MISSING_AFTER_S: Final = 10.0
 """Ranks that have not greeted this long after the others are reported as missing."""
 
 
 class RankSession(msgspec.Struct):
-    """One connected rank."""
+    """A connected rank."""
 
     heard_at_s: float
     n_dropped: int = 0
@@ -69,14 +69,14 @@ class RankSession(msgspec.Struct):
 class Job:
     """State of one job; its methods never raise on what ranks send.
 
-    Messages that arrive before the brain exists wait in a bounded backlog. A brain that raises is dropped: the job
-    goes on with the plan in force, and its health says so.
+    Messages that arrive before the brain exists wait in a bounded backlog. If a brain raises, it is dropped: the job
+    goes on with the plan in force, and its status reports that.
     """
 
     def __init__(self, hello: Hello, now_s: float, uplinks: UplinksLike) -> None:
         self.job_id = hello.job_id
         self.name = ""
-        """What people call the job; empty where it has no name."""
+        """The job's name; empty if it has none."""
         self.take_name(hello.name)
         self.fabric_id = hello.fabric_id
         self.fabric = hello.fabric
@@ -84,7 +84,7 @@ class Job:
         self.n_ranks = hello.n_ranks
         self.ranks: dict[int, tuple[bytes, RankSession]] = {}
         self.nodes: dict[bytes, NodeSession] = {}
-        """The daemons of the job's other nodes, if rank 0 is on this one."""
+        """The daemons of the job's other nodes, if rank 0 is on this node."""
         self.silent_ranks = SilentRanks()
         self.uplink = Uplink(hello.job_id, uplinks)
         self.late_ranks = LateRankFinder()
@@ -92,15 +92,15 @@ class Job:
         self.joiner = Joiner(self._witness)
         self.windows = ObservationWindows()
         self.changed_at_s = now_s
-        """When a rank or another node came or went last."""
+        """When a rank or another node last came or left."""
         self._is_settled = False
         self._n_settled = 0
         self._n_reporters = hello.n_ranks
-        """The number of reporters that a call may have; more than are connected until it is settled who reports."""
+        """Most reporters of a call; until the reporters are settled, this is more than are connected."""
         self.next_tick_s = now_s
         self.epoch = hello.epoch
         self.highest_epoch = hello.epoch
-        """Highest epoch that rank 0 was offered before it came here: a brain's plans must have higher ones."""
+        """The highest epoch that rank 0 was offered elsewhere: the brain's plans must have higher ones."""
         self._epoch_since_step = -1
         self.step = 0
         self._has_steps = False
@@ -110,14 +110,14 @@ class Job:
         self._missing_evidence = MissingEvidence.too_early
         self._frozen_since = 0
         self.shadow = ""
-        """What a brain in shadow would change by now; empty: it is not, or there are too few steps."""
+        """What a brain in shadow would change by now; empty: it is not in shadow, or there are too few steps."""
         self.n_observations = 0
         self.n_gone_drops = 0
         self.trouble = ""
         self.failure = ""
-        """The first rank whose script ended by an exception, and that exception's type."""
+        """The first rank whose script an exception ended, and the exception's type."""
         self._passages: dict[int, Passages] = {}
-        """Of each rank that ever reported here: all it saw."""
+        """Counts of each rank that ever reported here."""
         self._told: tuple[Passages, Lateness] = Passages(), Lateness()
         self._told_at_s = now_s
         self._brain: Brain | None = None
@@ -130,19 +130,19 @@ class Job:
         self._spent_percent = 0.0
         self._exposure = Exposure()
         self._short_memory: float | None = None
-        """Share of device memory in use, if it is so much that nothing new may be connected."""
+        """Share of device memory in use, if memory is too short for new connections; else None."""
         self.cached_share = 0.0
-        """Of device memory: what torch has reserved and does not use, as the lead rank says."""
+        """Share of device memory that torch has reserved and does not use, reported by the lead rank."""
         self._rate_at_s, self._n_at_rate, self._rate = now_s, 0, 0.0
 
     @property
     def lead_rank(self) -> int:
-        """The rank whose steps and sequence stand for the job here."""
+        """The rank that reports the job's steps and sequence here."""
         return min(self.ranks, default=0)
 
     @property
     def n_ranks_here(self) -> int:
-        """Ranks that report to this daemon, or to one of another node that reports to this."""
+        """Ranks that report to this daemon, directly or through another node's daemon."""
         return len(self.ranks) + sum(node.n_ranks for node in self.nodes.values())
 
     @property
@@ -151,7 +151,7 @@ class Job:
         return self._brain is not None
 
     def give_brain(self, make: Callable[[], Brain]) -> None:
-        """Take the brain that is made, and replay to it what happened before; if that raises, nothing is tuned."""
+        """Make the brain and replay the backlog to it; if that raises, the job is not tuned."""
         try:
             self._brain = make()
         except Exception as error:
@@ -166,7 +166,7 @@ class Job:
         """Call the brain; if it raises, tuning of this job stops.
 
         Args:
-            n_bytes: of the records that `event` keeps.
+            n_bytes: size of the records that `event` keeps.
         """
         if self._brain is None:
             has_room = len(self._backlog) < MAX_BACKLOG and self._backlog_bytes + n_bytes <= MAX_BACKLOG_BYTES
@@ -214,7 +214,7 @@ class Job:
         return self.offer if proposed else None, decided
 
     def set_knowledge(self, knowledge: Any) -> None:
-        """Hand new knowledge of earlier runs to the brain."""
+        """Give the brain new knowledge of earlier jobs."""
 
         def swap(brain: Brain) -> None:
             brain.knowledge = knowledge
@@ -232,7 +232,7 @@ class Job:
             self.tell(lambda brain: brain.sequence(block), block.nbytes)
 
     def passed_by(self, rank: int, passages: Passages) -> None:
-        """All that `rank` saw so far to pass the tuner by, and not to."""
+        """Take in `rank`'s counts of all its calls so far, tuned and not tuned."""
         self._passages[rank] = passages
 
     def lateness(self) -> Lateness:
@@ -240,11 +240,11 @@ class Job:
         return self.late_ranks.lateness(float(median(self._step_us)) if self._step_us else 0.0)
 
     def node_news(self) -> tuple[str, Lateness]:
-        """What the leading daemon is told of this node: its name, and who is late here."""
+        """What this node reports to the leading daemon: its name and its late ranks."""
         return self.late_ranks.hosts.get(self.lead_rank, ""), self.lateness()
 
     def news(self, now_s: float, *, at_once: bool = False) -> tuple[Passages, Lateness] | None:
-        """What passed the tuner by and who is late, if the store should be told of it now."""
+        """The counts of calls and the late ranks, if the store should record them now."""
         if not at_once and now_s - self._told_at_s < NEWS_EVERY_S:
             return None
         self._told_at_s = now_s
@@ -252,15 +252,15 @@ class Job:
         return None if self._told == known else self._told
 
     def reporter_came(self, now_s: float) -> None:
-        """A rank or another node's daemon is here, and others may be on their way."""
+        """A rank or another node's daemon has come, and others may follow."""
         self.changed_at_s, self._is_settled = now_s, False
         self._n_reporters = self.n_ranks
         self.joiner.members_changed()
 
     def reporter_left(self, now_s: float) -> None:
-        """A rank or another node's daemon is gone.
+        """A rank or another node's daemon has left.
 
-        The others still report its last calls: until these are joined, the number of reporters stays as it was.
+        The others still report its last calls: until these are joined, the number of reporters does not change.
         """
         self.changed_at_s, self._is_settled = now_s, False
 
@@ -274,7 +274,7 @@ class Job:
 
     def _settle(self, now_s: float) -> None:
         """Settle who reports to this daemon, if it is time."""
-        # What goes on to a leading daemon must be there before that one's joiner gives up.
+        # Forwarded observations must arrive before the leading daemon's joiner gives up.
         patience_s = SETTLE_S if self.uplink.is_alive(now_s) else GREETED_S
         if not self._is_settled and (self.n_ranks_here >= self.n_ranks or now_s - self.changed_at_s >= patience_s):
             if len(self.ranks) + len(self.nodes) < self._n_settled:
@@ -283,7 +283,7 @@ class Job:
             self._n_settled = self._n_reporters = len(self.ranks) + len(self.nodes)
 
     def join(self, now_s: float, *, give_up: bool = False) -> NDArray[np.void]:
-        """Observations (OBSERVATION, shape [n]) of the calls that are complete."""
+        """Joined observations (OBSERVATION, shape [n]) of complete calls."""
         self._settle(now_s)
         if not self.joiner.n_pending:
             return np.empty(0, OBSERVATION)
@@ -293,7 +293,7 @@ class Job:
     def finish_step(self, step: StepRecord) -> None:
         """The leading rank has finished a step."""
         self.step = max(self.step, step.step)
-        # A full queue may have lost that message, for example when the plan expired while this daemon stood still.
+        # A full queue may have lost the adoption, for example if the plan expired while this daemon was stopped.
         if step.is_whole and step.epoch != self.epoch and step.step >= self._epoch_since_step:
             self.adopt(step.epoch, step.step)
         if step.is_whole:
@@ -313,14 +313,14 @@ class Job:
         self.tell(lambda brain: brain.adopted(epoch, step))
 
     def take_name(self, name: str) -> bool:
-        """Take `name` if it is one and the job has none yet; whether it was taken. Some ranks may not know the name."""
+        """Take `name` unless it is empty or the job has one; return whether it was taken. Ranks may not know it."""
         if self.name or not is_job_name(name):
             return False
         self.name = name
         return True
 
     def rank_failed(self, rank: int, failure: str) -> None:
-        """A rank left by an exception of type `failure`; empty: it left in good order."""
+        """A rank left because of an exception of type `failure`; empty: it ended normally."""
         self.failure = self.failure or failure_of(rank, failure) or ""
 
     def measure_rate(self, now_s: float) -> None:
@@ -331,7 +331,7 @@ class Job:
             self._rate_at_s, self._n_at_rate = now_s, self.n_observations
 
     def status(self, now_s: float) -> JobStatus:
-        """What `zerotune status` shows of this job."""
+        """The job's part of `zerotune status`."""
         heard_at_s = [(rank, session.heard_at_s) for rank, (_, session) in self.ranks.items()]
         heard_at_s += [(node.rank, node.heard_at_s) for node in self.nodes.values() for _ in range(node.n_ranks)]
         silent = self.silent_ranks.describe(heard_at_s, now_s)
@@ -366,29 +366,30 @@ class Job:
         )
 
     def _forwards(self, now_s: float) -> str:
-        """Text about a leading daemon on another node: whether it is there."""
+        """Text about a leading daemon on another node: whether it answers."""
         if not self.uplink.endpoint:
             return ""
-        is_alive = self.uplink.is_alive(now_s)
-        return f"forwards to {self.uplink.endpoint}" if is_alive else f"{self.uplink.endpoint} is silent"
+        if self.uplink.is_alive(now_s):
+            return f"forwards to {self.uplink.endpoint}"
+        return f"{self.uplink.endpoint} is silent, or has other keys"
 
     def _stepless(self) -> str:
-        """Text about a job whose steps nobody sees; empty: they are seen, or may be soon."""
+        """Text about a job without known steps; empty: steps are known, or may be soon."""
         if self._has_steps or self.step < STEPLESS_AFTER:
             return ""
         return "no training step is seen to end: calls are tuned by their own times, without the step guard"
 
     def _crowded(self) -> str:
-        """Text about a device that has no memory for new connections; empty: it has."""
+        """Text about a device without memory for new connections; empty: it has enough."""
         if self._short_memory is None:
             return ""
         cached = f", {self.cached_share:.0%} of it unused in torch's cache" if self.cached_share >= LEAST_CACHED else ""
         return f"{self._short_memory:.0%} of device memory is in use{cached}: only what NCCL has connected is tried"
 
     def _missing(self, now_s: float) -> str:
-        """Text about ranks that have not greeted; empty while they may be on their way.
+        """Text about ranks that have not greeted; empty while they may still come.
 
-        Empty, too, where all follow a plan: then they have an agent, and report to a daemon on another node.
+        It is also empty if all follow a plan: they have an agent then, and report to a daemon on another node.
         """
         if self.n_ranks_here >= self.n_ranks or self.epoch or now_s - self.changed_at_s < MISSING_AFTER_S:
             return ""
@@ -399,7 +400,7 @@ class Job:
 
 
 def failure_of(rank: int, failure: str) -> str | None:
-    """What is kept of an exception of type `failure` that ended a rank's script; None where none did."""
+    """Text about an exception of type `failure` that ended a rank's script; None without one."""
     return f"rank {rank}: {failure if failure.isidentifier() else 'an exception'}" if failure else None
 
 

@@ -1,4 +1,4 @@
-"""Finds a job's misaligned collectives in what its ranks report, and says so once."""
+"""Finds a job's misaligned collectives in its ranks' reports, and logs each once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger("zerotune.service")
 
 
 class MisalignedSizes:
-    """Those of one job so far."""
+    """The misaligned collectives of one job so far."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
@@ -22,11 +22,11 @@ class MisalignedSizes:
 
     @property
     def found(self) -> tuple[Misaligned, ...]:
-        """The largest first."""
+        """The misaligned collectives, the largest first."""
         return tuple(sorted(self._found, reverse=True))
 
     def observe(self, records: NDArray[np.void]) -> None:
-        """Look at records (OBSERVATION, shape [n]) of one rank; others of the job have the same sizes."""
+        """Look at records (OBSERVATION, shape [n]) of one rank; the job's other ranks have the same sizes."""
         n_ranks = records["n_ranks"].astype(np.uint64)
         odd = (records["message_bytes"] % (np.maximum(n_ranks, 1) * np.uint64(ALIGNMENT_BYTES))) != 0
         odd &= np.isin(records["collective"], SHARED_OUT) & ((records["flags"] & FLAG_PASSED_BY) == 0)

@@ -1,9 +1,9 @@
-"""A job on several nodes: what the daemon of one node knows of the others. Pure, like the service.
+"""A job on several nodes: what one node's daemon knows of the others. Pure, like the service.
 
-The daemon that rank 0 talks to leads the job: only it has a brain. The other nodes' daemons join what
-their own ranks saw and forward one record per call, with the shortest duration of their ranks: the shortest
-over all nodes is then the call's. Rank 0's agent publishes in the job's c10d store where its daemon
-listens, the agents of other nodes tell their own daemon. See docs/reference/protocol.md.
+The daemon of rank 0 leads the job: only it has a brain. The other nodes' daemons join their own ranks' records and
+forward one record per call, with the shortest duration of their ranks. The shortest over all nodes is then the call's.
+Rank 0's agent publishes its daemon's address in the job's c10d store, and the other nodes' agents pass it to their own
+daemons. See docs/reference/protocol.md.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ...store.records.lateness import Lateness
 from ...store.wire import MAX_RECORDS_BYTES, OBSERVATION_BYTES, Forwarded
 
 FORWARD_EVERY_S: Final = 1.0
-"""While its ranks live, a node's daemon sends a message to the leading one at least this often."""
+"""While it has ranks of the job, a node's daemon sends a message to the leading one at least this often."""
 UPLINK_TIMEOUT_S: Final = 3.5
-"""The leading daemon answers about once per second; after this time without an answer a node measures on its own."""
+"""The leading daemon answers about once per second. After this time without an answer a node measures on its own."""
 MAX_FORWARDED: Final = MAX_RECORDS_BYTES // OBSERVATION_BYTES // 2
-"""Records in one message. Half of what a frame may hold: encryption adds to it, and other senders get their turn."""
+"""Most records in one message: half a frame, since encryption adds bytes and other senders must not wait long."""
 
 
 class UplinksLike(Protocol):
-    """What the service asks of `zerotune.tuner.service.uplinks.Uplinks`; nothing here waits or fails."""
+    """What the service needs of `zerotune.tuner.service.uplinks.Uplinks`; no call waits or fails."""
 
     def send(self, job_id: str, endpoint: str, message: Forwarded, records: Any) -> None:
         """Send to a leading daemon, over a connection that only this job uses.
@@ -38,20 +38,20 @@ class UplinksLike(Protocol):
         """
 
     def close(self, job_id: str) -> None:
-        """Close the job's connection: no rank of it is here any more, or rank 0 is."""
+        """Close the job's connection: it has no rank here any more, or rank 0 is here."""
 
 
 class NodeSession(msgspec.Struct):
     """What the leading daemon knows of another node's daemon."""
 
     rank: int
-    """Lowest rank on that node: the reporter's number for the joiner."""
+    """Lowest rank on that node; the joiner knows the reporter by it."""
     n_ranks: int
     heard_at_s: float
 
 
 class Uplink:
-    """What a daemon that does not lead a job knows of the leading one, and its connection to it."""
+    """A job's leading daemon on another node, and the connection to it."""
 
     def __init__(self, job_id: str, uplinks: UplinksLike) -> None:
         self._job_id = job_id
@@ -59,17 +59,17 @@ class Uplink:
         self._told_at_s = float("-inf")
         self._heard_at_s = float("-inf")
         self.endpoint = ""
-        """Endpoint of the leading daemon; empty: unknown, or it is this one."""
+        """Endpoint of the leading daemon; empty: it is unknown, or this daemon leads."""
 
     def point_to(self, endpoint: str) -> None:
-        """Set the leading daemon's address; empty: it is this daemon."""
+        """Set the leading daemon's address; empty: this daemon leads."""
         if endpoint != self.endpoint:
             self._uplinks.close(self._job_id)
             self._told_at_s = self._heard_at_s = float("-inf")
             self.endpoint = endpoint
 
     def is_alive(self, now_s: float) -> bool:
-        """Whether the leading daemon has answered of late, so that it measures this job."""
+        """Whether the leading daemon has answered lately, so that it measures this job."""
         return now_s - self._heard_at_s < UPLINK_TIMEOUT_S
 
     def heard(self, now_s: float) -> None:
@@ -77,10 +77,10 @@ class Uplink:
         self._heard_at_s = now_s
 
     def greet(self, now_s: float, rank: int, n_ranks: int, news: Callable[[], tuple[str, Lateness]]) -> None:
-        """Tell the leading daemon that this node is there, once per FORWARD_EVERY_S.
+        """Greet the leading daemon, at most once per FORWARD_EVERY_S.
 
         Args:
-            news: asked then for this node's name, and for who is late on it.
+            news: called for each greeting; returns this node's name and its late ranks.
         """
         if self.endpoint and now_s - self._told_at_s >= FORWARD_EVERY_S:
             self._told_at_s = now_s
@@ -89,7 +89,7 @@ class Uplink:
             self._uplinks.send(self._job_id, self.endpoint, message, b"")
 
     def forward(self, rank: int, n_ranks: int, observed: NDArray[np.void]) -> None:
-        """Send joined observations to the leading daemon, in as many messages as they take.
+        """Send joined observations to the leading daemon, in as many messages as needed.
 
         Args:
             observed: OBSERVATION, shape (n,).
@@ -109,7 +109,7 @@ class Uplink:
 
 
 class NoUplinks(UplinksLike):
-    """For a daemon without keys: it reaches no other, and nothing is sent."""
+    """For a daemon without keys, which reaches no other: it sends nothing."""
 
     def send(self, job_id: str, endpoint: str, message: Forwarded, records: Any) -> None:
         """Send nothing."""

@@ -1,4 +1,4 @@
-"""Tells whoever started this daemon that it serves, and ends it with them or with a batch job."""
+"""Reports that the daemon serves to the process that started it, and ends it with that process or a batch job."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import time
 from typing import Final
 
 LOOK_EVERY_S: Final = 1.0
-"""On kernels that do not tell when a process ends (before 5.3)."""
+"""Polling interval on kernels without pidfd (before 5.3)."""
 
 
 def tell_ready(ready_fd: int | None = None) -> None:
-    """Say that ranks are served: to systemd where it started this process (`Type=notify`), and at a descriptor.
+    """Report that ranks are served: to systemd if it started this process (`Type=notify`), and at a descriptor.
 
     Args:
-        ready_fd: descriptor of the writing end of a pipe, which is closed; None: there is none.
+        ready_fd: descriptor of the writing end of a pipe; it is closed afterwards. None: there is none.
     """
     if ready_fd is not None:
-        with contextlib.suppress(OSError):  # whoever waited has left
+        with contextlib.suppress(OSError):  # the process that waited has ended
             os.write(ready_fd, b"\n")
         os.close(ready_fd)
     if address := os.environ.get("NOTIFY_SOCKET"):
@@ -31,7 +31,7 @@ def tell_ready(ready_fd: int | None = None) -> None:
 
 
 def end_with(pid: int) -> None:
-    """Get SIGTERM when another process ends, whose child this one need not be."""
+    """Get SIGTERM when another process ends; it need not be this one's parent."""
     try:
         descriptor: int | None = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -56,6 +56,6 @@ def _lives(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # root's
+    except PermissionError:  # a process of root
         pass
     return True

@@ -1,7 +1,7 @@
-"""What the daemon answers: messages in, messages out. Pure: clock, store and brains are passed in.
+"""The daemon's answers: messages in, messages out. Pure: clock, store and brains are passed in.
 
-Slow work is done elsewhere: `learning` says what a learner should load or fit, and `model_ready` takes the
-result. Until a fabric's knowledge is there, its jobs are observed and stored.
+Slow work is done elsewhere: `learning` requests loads and fits from a learner, and `model_ready` takes the
+result. Until a fabric's knowledge is loaded, its jobs are only observed and stored.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("zerotune.service")
 
 RANK_TIMEOUT_S: Final = 10.0
-"""A rank greets every second; one that has not for this long is gone."""
+"""A rank greets every second; after this time without a greeting it is gone."""
 JOIN_EVERY_S: Final = 0.05
-"""How long observations are gathered before they are joined."""
+"""Time for which observations are collected before they are joined."""
 TICK_EVERY_S: Final = 0.5
 MAX_SESSIONS: Final = 16_384
 MAX_JOBS: Final = 1024
 MAX_FACTS_CHARACTERS: Final = 16_384
-"""Of a job's fabric, with which each job is remembered."""
+"""Longest description of a job's fabric, which is stored with each job."""
 
 Reply = tuple[bytes, DaemonMessage]
 
@@ -63,18 +63,18 @@ Reply = tuple[bytes, DaemonMessage]
 BrainFactory = Callable[[str, str, Mapping[str, "str | int | float | bool"], object, JobOptions], "Brain"]
 """(job_id, fabric_id, fabric, knowledge, options) -> brain."""
 Share = Callable[[str, Mapping[str, "str | int | float | bool"], str, NDArray[np.void]], None]
-"""(fabric_id, fabric, job_id, MEASUREMENT of shape (n,))."""
+"""(fabric_id, fabric, job_id, MEASUREMENT of shape (n,)) -> None."""
 
 
 class Service:
     """All jobs of one daemon.
 
     Args:
-        store: where everything is recorded.
-        brains: makes a job's brain once its fabric's knowledge is there.
-        clock: seconds since the epoch, never going back.
+        store: records everything.
+        brains: makes a job's brain once its fabric's knowledge is loaded.
+        clock: seconds since the epoch; it never goes back.
         uplinks: connections to leading daemons of jobs whose rank 0 is elsewhere.
-        share: given what is measured here, too, to pass it on to other nodes; neither blocks nor raises.
+        share: sends this daemon's measurements to other nodes; neither blocks nor raises.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class Service:
         self.learning = Learning(clock)
         """The knowledge that jobs start from, and requests to the learner."""
         self._slices: Iterator[list[Reply]] | None = None
-        """The slices of a job's tick that are still to be done."""
+        """The remaining slices of a job's tick."""
         self.n_refused = 0
         """Messages answered with an error."""
         self.n_ended = 0
-        """Jobs that were here and have ended."""
+        """Jobs that have ended here."""
         self.n_unannounced = 0
-        """Messages of ranks that had not said hello, as after a restart of the daemon."""
+        """Messages of ranks that had not greeted, as after a restart of the daemon."""
 
     @property
     def n_sessions(self) -> int:
@@ -124,10 +124,10 @@ class Service:
         """Handle one message of a rank or of another node's daemon.
 
         Args:
-            records: those of Observations and Forwarded (OBSERVATION, shape (n,)) and of CostTables; else None.
+            records: records of Observations, Forwarded (OBSERVATION, shape (n,)) or CostTables; else None.
 
         Returns:
-            Answers, each with the connection that it goes to.
+            Answers, each with its receiving connection.
         """
         if isinstance(message, Hello):
             return self._hello(sender, message)
@@ -170,9 +170,9 @@ class Service:
         return []
 
     def tick(self) -> list[Reply]:
-        """Do what is due by now: joins, plans, windows, silent ranks.
+        """Do the work that is due: joins, plans, windows, silent ranks.
 
-        One call does a slice of one job's work only, so that no message waits for all of it; call again at
+        One call does only a slice of one job's work, so that no message waits long; call again at
         `next_tick_s`.
         """
         if self._slices is None:
@@ -190,13 +190,13 @@ class Service:
 
     @property
     def next_tick_s(self) -> float:
-        """When `tick` has something to do, on the clock; infinite when no job is there."""
+        """The next time on the clock at which `tick` has work; infinite without a job."""
         if self._slices is not None:
             return self._clock()
         return min((job.next_tick_s for job in self._jobs.values()), default=float("inf"))
 
     def handle_uplink(self, job_id: str, message: DaemonMessage) -> list[Reply]:
-        """One message of the leading daemon of a job whose rank 0 is on another node."""
+        """Handle one message of the leading daemon of a job whose rank 0 is on another node."""
         job = self._jobs.get(job_id)
         if job is None or not job.uplink.endpoint:
             return []
@@ -209,15 +209,15 @@ class Service:
         return [(sender, Observe(job_id, message.n_steps)) for sender, _ in job.ranks.values()]
 
     def close(self) -> None:
-        """The daemon ends: join and record what has arrived; the jobs go on without it."""
+        """The daemon ends: join and record all messages that have arrived; the jobs go on without it."""
         deque(self._slices or (), maxlen=0)
-        for job in [*self._jobs.values()]:  # one whose ranks are silent leaves meanwhile
+        for job in [*self._jobs.values()]:  # a job with silent ranks leaves the dict meanwhile
             deque(self._tick_job(job, self._clock(), give_up=True), maxlen=0)
 
     def stood_still(self, held_up_s: float) -> None:
         """This daemon itself was stopped for `held_up_s`: no rank counts as silent for that time.
 
-        Messages of that time are still to be read.
+        Messages of that time are not read yet.
         """
         now_s = self._clock()
         for job in self._jobs.values():
@@ -226,7 +226,7 @@ class Service:
                 session.heard_at_s = min(now_s, session.heard_at_s + held_up_s)
 
     def model_ready(self, fabric_id: str, knowledge: object) -> None:
-        """Take what the learner has loaded or fitted; jobs of the fabric use it from now on."""
+        """Take the learner's result; jobs of the fabric use it from now on."""
         self.learning.ready(fabric_id, knowledge)
         for job in self._jobs.values():
             if job.fabric_id == fabric_id:
@@ -257,8 +257,8 @@ class Service:
         yield replies
 
     def _use(self, job: Job, observed: NDArray[np.void]) -> Iterator[list[Reply]]:
-        """Joined observations go to the leading daemon, or are measurements here."""
-        if not len(observed):  # what earlier jobs proved waits for no measurement
+        """Forward joined observations to the leading daemon, or record them as measurements here."""
+        if not len(observed):  # settings that earlier jobs proved need no measurement
             yield self._think(job)
             return
         if job.uplink.is_alive(self._clock()):
@@ -274,7 +274,7 @@ class Service:
         yield self._think(job)
 
     def _forwarded(self, sender: bytes, message: Forwarded, records: NDArray[np.void]) -> list[Reply]:
-        """A message of another node's daemon; ignored unless rank 0 is on this node."""
+        """Handle a message of another node's daemon; ignore it unless rank 0 is on this node."""
         job, now_s = self._jobs.get(message.job_id), self._clock()
         if job is None or 0 not in job.ranks:
             return []
@@ -337,7 +337,7 @@ class Service:
         job.late_ranks.hosts[hello.rank] = hello.node
         job.reporter_came(now_s)
         if len(job.ranks) >= job.n_ranks:
-            job.next_tick_s = now_s  # all are here: what they run is timed from now on
+            job.next_tick_s = now_s  # all ranks are here: time their calls from now on
         self._find_leader(job, hello)
         replies: list[Reply] = [(sender, self._welcome)]
         if hello.rank == 0:
@@ -356,7 +356,7 @@ class Service:
             job.uplink.point_to(hello.leader)
 
     def _give_brain(self, job: Job) -> None:
-        """Make the job's brain, or ask for the knowledge it needs; only where its rank 0 is."""
+        """Make the job's brain, or request the knowledge it needs; only if rank 0 is here."""
         if job.has_brain or job.trouble or 0 not in job.ranks:
             return
         knowledge = self.learning.knowledge_of(job.fabric_id)
@@ -364,7 +364,7 @@ class Service:
             job.give_brain(lambda: self._brains(job.job_id, job.fabric_id, job.fabric, knowledge, job.options))
 
     def _ring(self, job: Job, rank: int, bell: Bell) -> list[Reply]:
-        """Rank 0's bell goes to all others, another rank's to rank 0."""
+        """Pass rank 0's bell to all other ranks, and another rank's to rank 0."""
         senders = [sender for each, (sender, _) in job.ranks.items() if (each == 0) != (rank == 0)]
         return [(sender, bell) for sender in [*senders, *(job.nodes if rank == 0 else ())]]
 
@@ -405,7 +405,7 @@ class Service:
         self.learning.measured(job.fabric_id, len(block))
 
     def _ended_unannounced(self, said: Goodbye) -> None:
-        """A rank leaves that never greeted this daemon, a new one: what is recorded of its job counts as ended."""
+        """A rank leaves that never greeted this new daemon: record its job as ended."""
         if said.job_id not in self._jobs:
             self._store.update_job(
                 said.job_id, ended_at_s=self._clock(), is_lost=False, failure=failure_of(said.rank, said.failure)
@@ -446,7 +446,7 @@ class Service:
 
 
 def _problem(hello: Hello) -> str:
-    """Why this Hello cannot be of a rank of ours; empty when it can."""
+    """Why this Hello is refused; empty: it is not."""
     n_characters = sum(len(name) + len(str(value)) for name, value in hello.fabric.items())
     if n_characters > MAX_FACTS_CHARACTERS:
         return f"its fabric is described in {n_characters:,} characters, {MAX_FACTS_CHARACTERS:,} are allowed"
@@ -454,6 +454,6 @@ def _problem(hello: Hello) -> str:
 
 
 def _possible(step: StepRecord) -> StepRecord:
-    """No step waits for communication longer than it takes."""
+    """The step, with its exposed communication limited to its duration."""
     is_possible = step.exposed_us is None or step.exposed_us <= step.duration_us
     return step if is_possible else msgspec.structs.replace(step, exposed_us=step.duration_us)

@@ -1,4 +1,4 @@
-"""Ranks of a job that stopped sending without a goodbye, and what `zerotune status` says about them."""
+"""A job's ranks that stopped sending without a goodbye, and the text about them in `zerotune status`."""
 
 from __future__ import annotations
 
@@ -6,43 +6,43 @@ from collections.abc import Iterable
 from typing import Final
 
 SILENT_AFTER_S: Final = 2.0
-"""A rank sends at least once a second; one that has not for this long is reported as silent."""
+"""A rank sends at least once a second; after this time without a message it is reported as silent."""
 
 
 class SilentRanks:
-    """Ranks, and daemons of other nodes by the rank that leads there, that were taken as gone and are not back."""
+    """Ranks that count as gone, and other nodes' daemons that do, each by its node's leading rank."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, float] = {}
         self._nodes: dict[int, float] = {}
 
     def rank_gone(self, rank: int, heard_at_s: float) -> None:
-        """The rank was taken as gone; it sent its last message at `heard_at_s`."""
+        """The rank counts as gone; it sent its last message at `heard_at_s`."""
         self._ranks[rank] = heard_at_s
 
     def node_gone(self, rank: int, heard_at_s: float) -> None:
-        """The daemon of that rank's node was taken as gone; it sent its last message at `heard_at_s`."""
+        """The daemon of that rank's node counts as gone; it sent its last message at `heard_at_s`."""
         self._nodes[rank] = heard_at_s
 
     def rank_is_here(self, rank: int) -> None:
-        """The rank greets (again)."""
+        """The rank has greeted (again)."""
         self._ranks.pop(rank, None)
 
     def node_is_here(self, rank: int) -> None:
-        """The daemon of that rank's node forwards, or has said goodbye."""
+        """The daemon of that rank's node forwards again, or has said goodbye."""
         self._nodes.pop(rank, None)
 
     @property
     def heard_at_s(self) -> float | None:
-        """When the first rank of this node that is gone was heard last; None: none is gone."""
+        """The earliest time of a last message among gone ranks of this node; None: none is gone."""
         return min(self._ranks.values(), default=None)
 
     def oldest_s(self, now_s: float) -> float:
-        """How long the first of those that are gone has been silent; 0: none is gone."""
+        """How long the first gone rank or daemon has been silent; 0: none is gone."""
         return max((now_s - at_s for at_s in (*self._ranks.values(), *self._nodes.values())), default=0.0)
 
     def describe(self, heard_at_s: Iterable[tuple[int, float]], now_s: float) -> str:
-        """Who is silent, in words; empty: nobody. `heard_at_s`: (rank, time of its last message) of connected ranks."""
+        """The silent ranks in words; empty: none. `heard_at_s`: (rank, time of its last message) of connected ranks."""
         silent = sorted(rank for rank, at_s in heard_at_s if now_s - at_s > SILENT_AFTER_S)
         if self._ranks:
             gone = sorted(self._ranks)

@@ -1,7 +1,7 @@
 """Connections to the leading daemons of jobs whose rank 0 is on another node.
 
-Like an agent's line to its daemon: sends never wait, what cannot be sent is counted and dropped, and a daemon that is
-gone is noticed only because it no longer answers.
+As between an agent and its daemon, sends never wait. Messages that cannot be sent are counted and dropped. A daemon
+counts as gone if it no longer answers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SEND_QUEUE_MESSAGES: Final = 64
 MAX_UPLINKS: Final = 256
 HEARTBEAT_MS: Final = 2000
 MAX_RECEIVED: Final = 64
-"""Messages of one leading daemon that are taken at a time: what sends without end keeps nobody else waiting."""
+"""Most messages of one leading daemon at a time, so that an endless sender delays no other."""
 ANEW_S: Final = 30.0
-"""If nothing could be sent for so long, the connection is made anew: the leader's name may mean another host by now."""
+"""After this time without a successful send, connect anew: the leader's name may mean another host by now."""
 
 
 class Uplinks(UplinksLike):
@@ -44,13 +44,13 @@ class Uplinks(UplinksLike):
         self._names = Names()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._sent_at_s: dict[str, float] = {}
-        """Of each socket, when something was last sent, or it was made."""
+        """By job, the time of the last send, or of the socket's creation."""
         self._refused: set[str] = set()
         self.n_unsent = 0
         self._n_ignored = 0
 
     def send(self, job_id: str, endpoint: str, message: wire.Forwarded, records: Any) -> None:
-        """Send what fits into the queue; the rest is counted."""
+        """Send a message if the queue has room; else drop and count it."""
         socket = self._sockets.get(job_id) or self._open(job_id, endpoint)
         if socket is None:
             return
@@ -64,7 +64,7 @@ class Uplinks(UplinksLike):
                 self.close(job_id)
 
     def receive(self) -> list[tuple[str, wire.DaemonMessage]]:
-        """Messages of leading daemons since the last call, MAX_RECEIVED of each at most, with their jobs' ids."""
+        """Messages of leading daemons since the last call, at most MAX_RECEIVED of each, with their jobs' ids."""
         received = []
         for job_id, socket in list(self._sockets.items()):
             try:
@@ -88,7 +88,7 @@ class Uplinks(UplinksLike):
                 socket.close(linger=200)
 
     def _open(self, job_id: str, endpoint: str) -> zmq.Socket[bytes] | None:
-        """A connection; None: the endpoint cannot be reached from here, which is logged once, or its name not yet."""
+        """A connection; None: the endpoint cannot be reached (logged once), or its name is not looked up yet."""
         if endpoint in self._refused or max(len(self._sockets), len(self._refused)) >= MAX_UPLINKS:
             return None
         scheme, _, place = endpoint.partition("://")
@@ -113,10 +113,10 @@ class Uplinks(UplinksLike):
             socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
             socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_BODY_BYTES)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-            # A cut link gives no sign: heartbeats make the connection anew once it is back.
+            # A cut link gives no signal: heartbeats make the connection anew once it is back.
             socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2 * HEARTBEAT_MS)
-            # Nothing is queued for a daemon that is not there: it would come too late.
+            # Queue nothing for a daemon that is not connected: it would come too late.
             socket.setsockopt(zmq.IMMEDIATE, 1)
             use_client_keys(socket, keys_dir)
             socket.connect(address)

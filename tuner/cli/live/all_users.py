@@ -1,4 +1,4 @@
-"""`zerotune daemon --all-users`, and what root sees of all of them."""
+"""`zerotune daemon --all-users`, and the status of all users' daemons for root."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from ....store.wire import StatusReply
 
 IDLE_EXIT_S: Final = 1800.0
-"""A user's daemon ends after this time without a rank: big models are loaded for minutes before they train."""
+"""A user's daemon ends after this time without a rank; large models load for minutes before they train."""
 STATUS_TIMEOUT_S: Final = 15.0
-"""For each user's daemon, and the start of an interpreter that asks it."""
+"""Time for each user's daemon to answer, including the start of the interpreter that asks it."""
 AT_ONCE: Final = 8
-"""Users whose daemons are asked at a time."""
+"""Most users whose daemons are asked at a time."""
 MAX_STATUS_BYTES: Final = 4 * 2**20
-"""A daemon with 1,024 jobs says half of it."""
+"""Longest answer; a daemon with 1,024 jobs sends half as much."""
 
 
 def refuse_useless(given: Mapping[str, object], without: str | None = None) -> None:
-    """Refuse options that do nothing here.
+    """Refuse options that have no effect here.
 
     Args:
-        without: the option that they belong to; None: they belong to a daemon of one user.
+        without: the option that they need; None: they belong to a daemon of one user.
 
     Raises:
-        UserError: one was given.
+        UserError: one of them was given.
     """
     for option, value in given.items():
         if value is None:
@@ -48,13 +48,13 @@ def serve(group: str | None, share: Share, options: Sequence[str], listen: str |
     """Serve all users until SIGTERM.
 
     Args:
-        group: only its members are served; None: all users are.
-        share: who else learns what a user's jobs measured.
+        group: only its members are served; None: all users.
+        share: who may use a user's measurements.
         listen: second address of the daemons of users who have keys.
-        keys: folder with a folder of keys for each of them.
+        keys: folder with a folder of keys for each of these users.
 
     Raises:
-        UserError: the caller may not, or there is no such group.
+        UserError: the caller is not root, or there is no such group.
     """
     from ....store.paths import check_endpoint
     from ...all_users.folders import group_id
@@ -86,10 +86,10 @@ def serve(group: str | None, share: Share, options: Sequence[str], listen: str |
 
 
 def all_status() -> Iterator[tuple[int, StatusReply]]:
-    """Each user's number, and what their daemon says, in the order of the numbers; each is asked as that user.
+    """The status of each user's daemon by uid, in order; each daemon is asked as that user.
 
     Raises:
-        UserError: the caller may not.
+        UserError: the caller is not root.
     """
     if os.getuid() != 0:
         raise UserError("--all-users shows jobs of others, which only root may see", "leave it out to see your own")
@@ -103,18 +103,18 @@ def all_status() -> Iterator[tuple[int, StatusReply]]:
     for user, path in sockets.items():
         if (reply := believed(said.get(user, b""), user.uid, path)) is not None:
             yield user.uid, reply
-        elif os.path.lexists(path):  # follows no link, wherever the user has made it lead
+        elif os.path.lexists(path):  # lexists follows no link that the user may have made
             print(f"zerotune: nobody answers as a daemon should at {path}", file=sys.stderr)
 
 
 def believed(said: bytes, uid: int, path: Path) -> StatusReply | None:
-    """What a user's daemon says, if it can be that daemon's.
+    """A user's daemon's answer, if it is plausible.
 
     Args:
-        said: by a process of the user's, who may have put anything there.
+        said: the answer of a process of that user; it may be anything.
 
     Returns:
-        None: that user's daemon could not say it.
+        The answer; None: that user's daemon could not have sent it.
     """
     import msgspec
 
@@ -122,16 +122,16 @@ def believed(said: bytes, uid: int, path: Path) -> StatusReply | None:
 
     try:
         reply = msgspec.convert(_in_lines(msgspec.json.decode(said)), StatusReply)
-        with contextlib.suppress(FileNotFoundError):  # it has ended since
+        with contextlib.suppress(FileNotFoundError):  # the daemon has ended since
             if os.stat(f"/proc/{reply.daemon_pid}").st_uid != uid:
-                return None  # root would be told to end another's process
-    except Exception:  # whatever a user has found that nobody foresaw, others' daemons are shown
+                return None  # root might end another user's process because of it
+    except Exception:  # no answer of one user may hide the daemons of others
         return None
     return reply if reply.endpoint == f"ipc://{path}" else None
 
 
 def _in_lines(said: object) -> object:
-    """What a user's daemon says, its texts such that none makes a line, or moves the cursor."""
+    """The answer with texts that begin no line and do not move the cursor."""
     if isinstance(said, str):
         return printable(said)
     if isinstance(said, dict):

@@ -1,4 +1,4 @@
-"""`zerotune daemon`, and what belongs to it: stop, keys, metrics."""
+"""`zerotune daemon` and its subcommands: stop, keys, metrics."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ def run(
     listen: Listen = None,
     idle_exit: Annotated[
         float | None,
-        typer.Option(help="Leave after this many seconds without a rank; default: never.", min=0.01, callback=a_number),
+        typer.Option(help="End after this many seconds without a rank; default: never.", min=0.01, callback=a_number),
     ] = None,
     curve_keys: CurveKeys = None,
     metrics: Annotated[
         str | None,
-        typer.Option(help="Serve Prometheus metrics there, from a process of their own.", metavar="HOST:PORT"),
+        typer.Option(help="Serve Prometheus metrics there, in a process of their own.", metavar="HOST:PORT"),
     ] = None,
     retention_days: Annotated[
-        int, typer.Option(help="Days on which anything was measured that are kept, the newest.", min=1)
+        int, typer.Option(help="Keep this many of the newest days with measurements.", min=1)
     ] = 365,
     retention_rows: Annotated[
-        int, typer.Option(help="Measurements kept of each fabric, the newest.", min=1000)
+        int, typer.Option(help="Keep this many of the newest measurements of each fabric.", min=1000)
     ] = 1_000_000,
     budget_percent: BudgetPercent = None,
     memory_threshold: MemoryThreshold = None,
@@ -74,7 +74,7 @@ def run(
     numerics: Numerics = NumericsChoice.any,
     knowledge_pool: Annotated[
         Path | None,
-        typer.Option(help="Folder in which users share what they measured; each needs a folder in it, named by uid."),
+        typer.Option(help="Folder in which users share measurements; each needs a folder in it, named by uid."),
     ] = None,
     all_users: Annotated[
         bool, typer.Option("--all-users", help="As root: start a daemon for each user who trains, as that user.")
@@ -84,7 +84,7 @@ def run(
     ] = None,
     share: Annotated[
         Share | None,
-        typer.Option(help="With --all-users: who else learns what a user's jobs measured; default: private."),
+        typer.Option(help="With --all-users: who else may use a user's measurements; default: private."),
     ] = None,
     ready_fd: Annotated[
         int | None, typer.Option(help="Write a line to this file descriptor, and close it, once the daemon answers.")
@@ -96,7 +96,7 @@ def run(
     book_key: BookKey = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
-    """Run the tuner daemon of this node in the foreground; SIGTERM ends it in good order.
+    """Run the tuner daemon of this node in the foreground; SIGTERM ends it cleanly.
 
     Example: zerotune daemon --store /var/lib/zerotune/store.db
 
@@ -121,7 +121,7 @@ def run(
         end_with_parent()
 
     class OneLine(logging.Formatter):
-        """Names in a message are others': none makes a line of its own."""
+        """Keeps each message on one line, as names in it come from others."""
 
         def formatMessage(self, record: logging.LogRecord) -> str:
             record.message = printable(record.message)
@@ -140,7 +140,7 @@ def run(
             *shared,
             *(["--verbose"] if verbose else []),
         ]
-        # What is wrong with them belongs here.
+        # Their errors belong in this command's output.
         brain_settings(budget_percent, memory_threshold, no_explore, shadow, numerics, tune_for, compare)
         serve(socket_group, share or Share.private, options, listen, curve_keys)
         return

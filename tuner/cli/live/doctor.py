@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def doctor(
     launcher: Annotated[
-        list[str] | None, typer.Argument(help="With --nodes: what starts one task on each node, after `--`.")
+        list[str] | None, typer.Argument(help="With --nodes: a command that starts one task on each node, after `--`.")
     ] = None,
     endpoint: Endpoint = None,
     store: StorePath = None,
@@ -28,14 +28,14 @@ def doctor(
         bool,
         typer.Option(
             "--nodes",
-            help="Compare the nodes that LAUNCHER runs this on. With --json and no LAUNCHER: this node's answer.",
+            help="Compare the nodes on which LAUNCHER runs this. With --json and no LAUNCHER: this node's answer.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check this machine: what would keep jobs from being tuned, or slows them, and what to do about it.
+    """Check this machine: find what would prevent tuning or slow jobs down, with remedies.
 
-    Exit code 1 where something would stop tuning, else 0.
+    Exit code 1 if something would prevent tuning, else 0.
 
     Example: zerotune doctor
     """
@@ -68,7 +68,7 @@ def doctor(
 
 
 def _answer(machine: Machine, as_json: bool) -> None:
-    """One line for each fact. It ends with 0 whatever was found: launchers end all tasks if one fails."""
+    """Print one line for each fact. The exit code is always 0: launchers end all tasks if one fails."""
     if not as_json:
         raise UserError("--nodes names no launcher", "give one, such as `zerotune doctor --nodes -- srun -N 4`")
     from ...doctor.node import facts

@@ -20,12 +20,12 @@ def explain(
     job: JobOfStore = None,
     collective: Annotated[
         str | None,
-        typer.Option(help=f"Only this one of {completion.COLLECTIVES}.", autocompletion=completion.collectives),
+        typer.Option(help=f"Only this collective: {completion.COLLECTIVES}.", autocompletion=completion.collectives),
     ] = None,
     phase: Annotated[
         str | None,
         typer.Option(
-            help="Only this one of forward_gather, backward_gather, gradient_scatter, post_step_gather and other.",
+            help="Only this phase: forward_gather, backward_gather, gradient_scatter, post_step_gather or other.",
             autocompletion=completion.phases,
         ),
     ] = None,
@@ -35,24 +35,24 @@ def explain(
     ] = None,
     trace: Annotated[
         list[Path] | None,
-        typer.Option(help="Say what kind of training a trace shows: a file or a folder; several times."),
+        typer.Option(help="Show the kind of training of a trace, a file or a folder; repeat it."),
     ] = None,
     format_name: FormatName = None,
     rank: Annotated[
-        int | None, typer.Option(help="With --trace: whose sequence is read; default: the first rank in it.")
+        int | None, typer.Option(help="With --trace: the rank whose sequence is read; default: the first one in it.")
     ] = None,
     next_: Annotated[
-        bool, typer.Option("--next", help="Show what would be tried next, and what that may bring.")
+        bool, typer.Option("--next", help="Show what would be tried next, and its expected gain.")
     ] = False,
     environment: Annotated[
-        bool, typer.Option("--environment", help="Show what `launch --tune-environment` tried, and what that gave.")
+        bool, typer.Option("--environment", help="Show what `launch --tune-environment` tried, and the results.")
     ] = False,
     every: Annotated[
         bool, typer.Option("--all", help="Show every key, and every decision with its evidence.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what each setting saves; of all keys or some, why it is what it is: evidence, prediction, alternatives.
+    """Show what each setting saves; for all or some keys also its evidence, prediction and alternatives.
 
     Example: zerotune explain
 

@@ -13,10 +13,10 @@ from ..paths import store_path
 def jobs(
     store: StorePath = None,
     limit: Annotated[int, typer.Option(help="Most jobs shown, the newest.", min=1)] = 20,
-    all_kinds: Annotated[bool, typer.Option("--all", help="Also what recorded no step: sweeps, imports.")] = False,
+    all_kinds: Annotated[bool, typer.Option("--all", help="Also jobs without steps: sweeps, imports.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, the newest first: name, gain against NCCL's own choice, kind of training, how each ended.
+    """List jobs, newest first: name, gain over NCCL's own choice, kind of training, end.
 
     Example: zerotune jobs --limit 5
     """

@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from ...environment.candidates import Candidate
 
 IDLE_EXIT_S = 1800.0
-"""A daemon that we start ends after this time without a rank: big models are loaded for minutes before they train."""
+"""A started daemon ends after this time without a rank; large models load for minutes before they train."""
 
 
 OF_THE_JOB = ("--numerics", "--shadow", "--tune-for", "--compare", "--tune-environment")
 OWN_STEPS = 24
-"""Steps that NCCL's own choice runs at the beginning of a job whose environment is tuned."""
+"""Steps with NCCL's own choice at the beginning of a job whose environment is tuned."""
 EXCLUDING = (
     ("--no-agent", "--plan", "without the agent no plan comes into force"),
     ("--no-agent", "--log-trace", "without the agent no collective is logged"),
@@ -85,7 +85,7 @@ def launch(
     name: Annotated[
         str | None,
         typer.Option(
-            help="Name of the job, for `zerotune jobs` and wherever a job is shown.",
+            help="Name of the job, for `zerotune jobs` and other commands.",
             callback=a_job_name,
             envvar="ZEROTUNE_JOB_NAME",
         ),
@@ -94,13 +94,13 @@ def launch(
     log_trace: Annotated[
         Path | None, typer.Option(help="Log every collective into this folder, for `zerotune replay`.")
     ] = None,
-    plan: Annotated[Path | None, typer.Option(help="Run under this plan file, with no daemon at all.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="Run under this plan file, without a daemon.")] = None,
     summary: Annotated[Path | None, typer.Option(help="Write step times to this JSON file.")] = None,
     nccl_memory: Annotated[
         int | None,
         typer.Option(
             "--nccl-memory-mb",
-            help="Limit channels so that a communicator's ring takes no more memory (10^6 bytes; or 256MiB).",
+            help="Limit channels so that a communicator's ring takes no more memory than this (10^6 bytes; or 256MiB).",
             parser=megabytes,
             metavar="SIZE",
         ),
@@ -115,7 +115,7 @@ def launch(
         bool,
         typer.Option(
             "--tune-environment",
-            help="Try one change of NCCL's variables per start of this training, and keep what is proven.",
+            help="Try one change of NCCL's variables per start of this training, and keep proven ones.",
         ),
     ] = False,
     environment_file: Annotated[
@@ -129,7 +129,7 @@ def launch(
     book: BookUrl = None,
     book_key: BookKey = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="End the job without the line that says what was tuned, or why nothing was.")
+        bool, typer.Option("--quiet", help="End the job without the line about what was tuned, or why nothing was.")
     ] = False,
     agent: Annotated[
         bool, typer.Option(help="--no-agent leaves the agent out: nothing is tuned.", envvar="ZEROTUNE_AGENT")
@@ -155,16 +155,16 @@ def launch(
         is_quiet=quiet, is_exact=numerics is NumericsChoice.exact,
         job_options=JobOptions(shadow, tune_for or 0, compare or 0),
     )  # fmt: skip
-    # As the shell does: a word with a slash is a path, all others are looked up in PATH.
+    # As in a shell, a word with a slash is a path; others are looked up in PATH.
     if command and os.sep in command[0] and Path(command[0]).is_dir():
         raise UserError(f"command {command[0]!r} is a folder", "name the program or script in it")
     if agent and plan is None and endpoint is None:
         _ask_the_nodes_service()
     where = launching.endpoint(request)
-    # At tcp:// it may be another machine's.
+    # At tcp:// the daemon may be on another machine.
     start_daemon = agent and plan is None and (where.startswith("ipc://") if daemon is None else daemon)
     names_store = store is not None and str(store) != os.environ.get("ZEROTUNE_STORE")
-    # Of the daemon alone: what the environment says of it stops no job that starts none.
+    # Only the daemon needs these: a job that starts none ignores errors in their environment variables.
     silent: UserError | None = None
     store_file = None
     try:
@@ -172,7 +172,7 @@ def launch(
     except UserError as error:
         if store is not None:
             raise
-        silent = error  # without a home
+        silent = error  # for example, without a home folder
     given = {
         "--no-agent": not agent and os.environ.get("ZEROTUNE_AGENT", "1") != "0",
         "--plan": plan is not None,
@@ -193,7 +193,7 @@ def launch(
         "--book": book is not None,
         "--book-key": book_key is not None,
         "--endpoint": endpoint is not None and endpoint != os.environ.get("ZEROTUNE_ENDPOINT"),
-    }  # what the environment sets holds for other commands, too
+    }  # options of the environment are meant for other commands, too
     _refuse_contradictions(given, start_daemon=start_daemon)
     if environment_file is not None and not tune_environment:
         raise UserError("--environment-file is useless without --tune-environment", "add that")
@@ -204,7 +204,7 @@ def launch(
         listed = read_candidates(environment_file)
     trial = (budget_percent, memory_threshold, no_explore, False)
     for_daemon = given_arguments(*trial)
-    # Now: what is wrong with them belongs here, not in the daemon's log.
+    # Check them now: their errors belong in this command's output, not in the daemon's log.
     bounds = brain_settings(*trial) if for_daemon else None
     shared = fleet_arguments(fleet, contributor, book, book_key)
     if start_daemon:
@@ -219,11 +219,11 @@ def launch(
         check_endpoint(where)
         try:
             answer = fetch_status(where, timeout_s=1.5, curve_dir=curve_keys)
-        except UntrustedError as error:  # of another user's making: no reason to keep this one from training
+        except UntrustedError as error:  # another user caused it: this one's training must run
             silent, starts = error, False
         if answer is None and silent is None and (holder := holder_of(where)) is not None:
             silent = no_answer(where, holder)
-            starts = starts and not holder.is_stopped  # none can be started in its place
+            starts = starts and not holder.is_stopped  # no other daemon can replace a stopped one
     problems = launching.check(request, daemon_answers=answer is not None or starts, silent=silent)
     launching.refuse_fatal(problems)
     if summary is not None:
@@ -234,7 +234,7 @@ def launch(
         print(f"zerotune: --endpoint {where} is not used: --plan uses none; leave one out", file=sys.stderr)
     for problem in problems:
         print(f"zerotune: {problem}", file=sys.stderr)
-    if starts and store_file is not None:  # so neither --no-agent nor --plan
+    if starts and store_file is not None:  # that is, neither --no-agent nor --plan
         from ...client.background_daemon import SlowDaemonError, ensure_daemon
         from ...client.batch_job import batch_job
 
@@ -250,7 +250,7 @@ def launch(
                 )
             except SlowDaemonError as error:
                 print(f"zerotune: {error}; training starts, and is tuned once it answers", file=sys.stderr)
-            except UserError as error:  # a full disk, a folder of others: no reason to keep anyone from training
+            except UserError as error:  # for example, a full disk: training must run anyway
                 print(f"zerotune: {error.problem}; training runs untuned: {error.remedy}", file=sys.stderr)
         if answer is not None and started is None:
             print(
@@ -282,18 +282,18 @@ def launch(
         request = _with_environment(request, answer, listed)
     sys.stdout.flush()
     if agent and not quiet:
-        with contextlib.suppress(OSError):  # on a full disk the job ends without a line
+        with contextlib.suppress(OSError):  # on a full disk the job ends without its line
             request = replace(request, marks_dir=Path(tempfile.mkdtemp(prefix="zerotune-")))
             vigil.begin(str(request.marks_dir))
     try:
         os.execvpe(command[0], command, launching.environment(request))
-    except OSError as error:  # say, a script without a #! line
+    except OSError as error:  # for example, a script without a #! line
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"command {command[0]!r} cannot be run: {reason}", "put its interpreter before it") from error
 
 
 def _with_environment(request: LaunchRequest, answer: StatusReply | None, own: list[Candidate] | None) -> LaunchRequest:
-    """With what this start of the training shall try, if rank 0 is on this node."""
+    """The request with the variables that this start of the training tries, if rank 0 is on this node."""
     from msgspec import structs
 
     from ....store.errors import ZerotuneError
@@ -303,7 +303,7 @@ def _with_environment(request: LaunchRequest, answer: StatusReply | None, own: l
         if answer is None:
             raise UserError("no daemon answers that could remember it", "leave --no-daemon out")
         found = propose(Path(answer.store_path), request.command, request.name, own, request.environment)
-    except (ZerotuneError, sqlite3.Error, OSError) as error:  # no reason to keep anybody from training
+    except (ZerotuneError, sqlite3.Error, OSError) as error:  # training must run anyway
         print(f"zerotune: --tune-environment is not used: {error}", file=sys.stderr)
         return request
     print(
@@ -322,7 +322,7 @@ def _bounds(options: DaemonOptions | None) -> tuple[float, ...]:
 def _unused(
     answer: StatusReply, listen: str | None, fleet: str | None, contributor: str | None, book: str | None
 ) -> list[str]:
-    """Which of these options the daemon that answers does not go by."""
+    """The options that the answering daemon does not follow."""
     words = ["--listen", listen] if listen is not None and not answer.listen else []
     if fleet is None and book is None:
         return words
@@ -336,7 +336,7 @@ def _unused(
 
 
 def _ask_the_nodes_service() -> None:
-    """Have it start a daemon of this user's, which then is the default one."""
+    """Ask the node's service to start a daemon of this user, which is the default one then."""
     from ....agent.daemon_link.door import knock
     from ...client.background_daemon import START_TIMEOUT_S
 

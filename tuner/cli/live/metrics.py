@@ -18,7 +18,7 @@ def metrics(
     store: StorePath = None,
     serve: Annotated[
         str | None,
-        typer.Option(help="Serve them over HTTP until interrupted, instead of printing once.", metavar="HOST:PORT"),
+        typer.Option(help="Serve metrics over HTTP until interrupted; default: print them once.", metavar="HOST:PORT"),
     ] = None,
     dashboard: Annotated[
         Path | None, typer.Option(help="Write the Grafana dashboard to this JSON file, and nothing else.")
@@ -28,8 +28,8 @@ def metrics(
 ) -> None:
     """Print the daemon's Prometheus metrics, serve them, or write the Grafana dashboard.
 
-    Serving is done by a process of its own, which `zerotune daemon --metrics HOST:PORT` starts and ends with the
-    daemon: a scraper cannot hold the daemon up.
+    `zerotune daemon --metrics HOST:PORT` serves them in a process of its own, which ends with the daemon: a scraper
+    cannot delay the daemon.
 
     Example: zerotune daemon metrics --dashboard zerotune-dashboard.json
     """
@@ -51,11 +51,11 @@ def metrics(
         end_with_parent()
         with make_server(Collector(where, path, curve_dir=curve_keys), parse_address(serve)) as server:
             print(f"{READY}http://{server.server_name}:{server.server_port}/metrics", flush=True)
-            with contextlib.suppress(KeyboardInterrupt):  # how it is told to end
+            with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends it
                 server.serve_forever()
         return
     if store is not None:
-        Store.open(path, read_only=True).close()  # else a missing or wrong file would look like a store without figures
+        Store.open(path, read_only=True).close()  # a missing or wrong file must not look like an empty store
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)

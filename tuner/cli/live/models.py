@@ -16,7 +16,7 @@ FabricId = Annotated[
 
 
 def models(store: StorePath = None, fabric_id: FabricId = None, as_json: AsJson = False) -> None:
-    """List every saved model: what it was fitted on, how far off it was, whether it is used.
+    """List every saved model: its training set, its error, and whether it is in use.
 
     Example: zerotune store models
     """

@@ -1,4 +1,4 @@
-"""`zerotune explain --trace`: what kind of training a trace shows."""
+"""`zerotune explain --trace`: the kind of training that a trace shows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 def show(
     traces: Sequence[Path], store: Path, rank: int | None, job: str | None, format_name: str | None, *, as_json: bool
 ) -> None:
-    """Print what kind of training each trace shows, and when that was known.
+    """Print the kind of training that each trace shows, and the call after which it was known.
 
     Raises:
-        UserError: a trace is not there, or cannot be read.
+        UserError: a trace does not exist, or cannot be read.
     """
     from ...client.status import in_words
     from ...offline import stage_command

@@ -1,4 +1,4 @@
-"""`zerotune status`: once, as it runs in the terminal, or as a page."""
+"""`zerotune status`: once, live in the terminal, or as a page."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
 
 LISTEN: Final = "127.0.0.1:8470"
 PATIENCE_S: Final = 8.0
-"""Time for a daemon that is there, but busy, to answer."""
+"""Time for a busy daemon to answer."""
 
 
 def status(
     endpoint: Endpoint = None,
     curve_keys: CurveKeys = None,
     all_users: Annotated[
-        bool, typer.Option("--all-users", help="As root: every user's daemon, of `zerotune daemon --all-users`.")
+        bool, typer.Option("--all-users", help="As root: show all users' daemons of `zerotune daemon --all-users`.")
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show the jobs as they run; q or Ctrl-C ends it.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="With --watch: print it once and end, as into a pipe.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="With --watch: print once and end, as into a pipe.")] = False,
     interval: Annotated[
         float, typer.Option(help="With --watch: seconds between two looks.", min=0.2, callback=a_number)
     ] = 1.0,
     web: Annotated[bool, typer.Option("--web", help="Serve a live, read-only page of the jobs until Ctrl-C.")] = False,
     listen: Annotated[
-        str, typer.Option(help="With --web: serve there; port 0 is a free one.", metavar="HOST:PORT")
+        str, typer.Option(help="With --web: serve at this address; port 0 is a free one.", metavar="HOST:PORT")
     ] = LISTEN,
     token: Annotated[
         bool,
-        typer.Option(help="With --web: serve only those who know the printed address; without, only this machine."),
+        typer.Option(help="With --web: the printed address has a secret; --no-token: none, for this machine only."),
     ] = True,
     host_name: Annotated[
         list[str] | None,
-        typer.Option(help="With --web: a further name that browsers may ask for it by; may be given several times."),
+        typer.Option(help="With --web: a further host name that browsers may use; repeat it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -110,7 +110,7 @@ def _show_all(as_json: bool) -> None:
         print_json([{"uid": uid, **msgspec.to_builtins(reply)} for uid, reply in replies])
         return
     for uid, reply in replies:
-        print(f"user {uid}:")  # all that follows is what that user's daemon says
+        print(f"user {uid}:")  # that user's daemon is the source of the lines below
         try:
             render_status(reply, console())
         except Exception as error:  # one user must not hide the daemons of others
@@ -120,11 +120,11 @@ def _show_all(as_json: bool) -> None:
 
 
 def _last_job(store: Path) -> JobLine | None:
-    """The newest job that is over, where the daemon's store can be read here."""
+    """The newest job that has ended, if the daemon's store can be read here."""
     from ...offline.jobs.listing import list_jobs
 
     try:
         lines = list_jobs(store, limit=1, only_over=True) if store.exists() else []
         return lines[0] if lines else None
     except (UserError, sqlite3.Error):
-        return None  # what is wrong with its store the daemon says itself
+        return None  # the daemon itself reports problems of its store

@@ -1,4 +1,4 @@
-"""`zerotune store`: the store's file, and what goes in and out of it."""
+"""`zerotune store`: backup, check and repair of the store's file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 store = typer.Typer(
     cls=Grouped,
-    help="""What was learned: back it up, check it, import and export it.
+    help="""All results of measuring and tuning: back them up, check, import and export them.
 
     Example: zerotune store check""",
     no_args_is_help=True,
@@ -50,17 +50,16 @@ def backup(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the store to one file, while a daemon runs or not; the copy is a store, of one moment.
+    """Copy the store to one file, even while a daemon runs; the copy is a consistent store.
 
-    A copy that fails leaves no file. To go back to a copy, stop the daemon and replace the store and its side files
-    by it.
+    A failed copy leaves no file. To restore a copy, stop the daemon and replace the store and its side files with it.
 
     Example: zerotune store backup copy.db
     """
     from ....store.sqlite.backup import back_up
 
     path = store_path(source)
-    with sigterm_like_ctrl_c():  # what is half written goes away
+    with sigterm_like_ctrl_c():  # an incomplete copy is removed
         n_bytes = back_up(path, output_file(out, over_database=True), may_overwrite=force)
     if as_json:
         print_json({"store": str(path), "backup": str(out), "n_bytes": n_bytes})
@@ -70,9 +69,9 @@ def backup(
 
 @store.command()
 def check(context: typer.Context, path: Checked = None, named: StorePath = None, as_json: AsJson = False) -> None:
-    """Read all of the store, while a daemon runs or not: how many rows are sound, and how many damaged.
+    """Read the whole store, even while a daemon runs, and count its sound and damaged rows.
 
-    Every page is read, and every cell must hold what it may. Nothing is changed.
+    Every page is read, and every cell must have a valid value. Nothing is changed.
     Exit code 0 if all is sound, 1 if something is damaged.
 
     Example: zerotune store check
@@ -80,7 +79,7 @@ def check(context: typer.Context, path: Checked = None, named: StorePath = None,
     from ....store.sqlite import soundness
 
     chosen = _chosen(context, path, named)
-    with sigterm_like_ctrl_c():  # its copy of the store goes away
+    with sigterm_like_ctrl_c():  # the check's copy of the store is removed
         found = soundness.check(chosen)
     if as_json:
         print_json({"store": str(chosen), "is_sound": found.is_sound, **_asdict(found)})
@@ -94,10 +93,10 @@ def check(context: typer.Context, path: Checked = None, named: StorePath = None,
 
 @store.command()
 def repair(context: typer.Context, path: Checked = None, named: StorePath = None, as_json: AsJson = False) -> None:
-    """Write what is sound of a damaged store into a fresh one, which takes its place; the damaged one is kept.
+    """Write the sound rows of a damaged store into a new one, which replaces it; the damaged one is kept.
 
-    Until the fresh one is complete the damaged one stays as it is; a sound store is left alone. No daemon may have the
-    store open.
+    Until the new store is complete, the damaged one does not change; a sound store is left alone. No daemon may have
+    the store open.
 
     Example: zerotune store repair
     """
@@ -117,9 +116,9 @@ def repair(context: typer.Context, path: Checked = None, named: StorePath = None
 
 
 def _chosen(context: typer.Context, path: Path | None, named: Path | None) -> Path:
-    """The store that is meant; what the environment says holds for other commands, too."""
+    """The chosen store; one from the environment does not conflict with PATH, since it is for other commands, too."""
     source = context.get_parameter_source("named")
-    # By its name: the type is click's, or typer's own.
+    # Compare names, as the type may be click's or typer's own.
     if path is not None and source is not None and source.name == "COMMANDLINE":
         raise UserError(f"both {path} and --store {named} are given", "name one store")
     return store_path(path or named, "" if path else "--store ")
@@ -132,7 +131,7 @@ def _asdict(found: Soundness) -> dict[str, Any]:
 
 
 def _show(path: Path, found: Soundness) -> None:
-    """Print what is sound and what is not."""
+    """Print the counts of sound and damaged rows."""
     from rich.table import Table
 
     table = Table("", "sound", "damaged", title=str(path))

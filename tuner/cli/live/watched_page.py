@@ -13,11 +13,11 @@ def serve_page(endpoint: str, curve_keys: Path | None, listen: str, token: bool,
     """Serve a page of a daemon's jobs until interrupted.
 
     Args:
-        token: serve only those who know the printed address.
-        host_names: further names that browsers may ask for it by.
+        token: the printed address has a secret token, and the page is served only with it.
+        host_names: further host names that browsers may use.
 
     Raises:
-        UserError: packages are missing, or it cannot be served there.
+        UserError: packages are missing, or the page cannot be served at `listen`.
     """
     host, port = _parsed(listen)
     try:

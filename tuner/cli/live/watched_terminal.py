@@ -12,10 +12,10 @@ from ..options import console, print_json, sigterm_like_ctrl_c
 
 
 def show(endpoint: str, curve_keys: Path | None, interval_s: float, *, once: bool, as_json: bool) -> None:
-    """Show a daemon's jobs until q or Ctrl-C; once into a pipe.
+    """Show a daemon's jobs until q or Ctrl-C; print them once into a pipe.
 
     Raises:
-        UserError: they are shown once, and no daemon answers.
+        UserError: they should be printed once, and no daemon answers.
     """
     from ...watching.watcher import Watcher
 
@@ -49,13 +49,13 @@ def _show(watcher: Any, interval_s: float) -> None:
 
     out = console()
     with (
-        contextlib.suppress(KeyboardInterrupt),  # how it is told to end
+        contextlib.suppress(KeyboardInterrupt),  # Ctrl-C ends it
         sigterm_like_ctrl_c(),
         pressed() as wait,
         Live(console=out, screen=True, auto_refresh=False) as live,
     ):
         while True:
-            # Another line would scroll the screen; its size may have changed.
+            # One more line would scroll the screen. Its size may have changed.
             live.update(Group(*screen(watcher.look(), out.width, out.height - 1)), refresh=True)
             if "q" in wait(interval_s).lower():
                 return

@@ -74,10 +74,10 @@ def advise(
         float, typer.Option(help="Percent of a GPU's memory to leave free.", min=0, max=90, callback=a_number)
     ] = 8.0,
     batch: Annotated[
-        int | None, typer.Option(help="Sequences of all GPUs per step; default: what is fastest.", min=1)
+        int | None, typer.Option(help="Sequences of all GPUs per step; default: the fastest.", min=1)
     ] = None,
     model_parallel: Annotated[
-        list[int] | None, typer.Option(help="Only so many ranks per model; repeat it.", min=1)
+        list[int] | None, typer.Option(help="Only this many ranks per model; repeat it.", min=1)
     ] = None,
     stage: Annotated[list[int] | None, typer.Option(help="Only this stage, 0 to 3; repeat it.", min=0, max=3)] = None,
     recompute: Annotated[
@@ -102,37 +102,37 @@ def advise(
         typer.Option(help="A store or a trace of a job on such machines, or a fleet's book: it replaces assumptions."),
     ] = None,
     fabric_id: Annotated[
-        str | None, typer.Option("--fabric-id", help="Of a book with several fabrics, the one that is meant.")
+        str | None, typer.Option("--fabric-id", help="For a book with several fabrics: the one to use.")
     ] = None,
     ran: Annotated[
         str | None,
         typer.Option(
-            help="What that job ran, e.g. stage=3,batch=2,recompute=full: its steps count, too.", metavar="SETTINGS"
+            help="That job's configuration, e.g. stage=3,batch=2,recompute=full: use its steps.", metavar="SETTINGS"
         ),
     ] = None,
     job: JobOfStore = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Of a running job, with --ran: say whenever something else would pay.")
+        bool, typer.Option("--watch", help="With --ran, for a running job: report better configurations when found.")
     ] = False,
     memory: Annotated[
         bool,
-        typer.Option("--memory", help="Only what each ZeRO stage needs; without MODEL the ZeRO paper's tables."),
+        typer.Option("--memory", help="Show only each ZeRO stage's memory; without MODEL the ZeRO paper's tables."),
     ] = False,
     ranks: Annotated[int, typer.Option(help="With --memory: ranks that share the model.", min=1)] = 64,
     overlap: Annotated[
-        bool, typer.Option("--overlap", help="With --memory: show up to how many ranks gathers hide.")
+        bool, typer.Option("--overlap", help="With --memory: show up to how many ranks computation hides gathers.")
     ] = False,
     layer: Annotated[str, typer.Option(help="With --overlap: parameters of one layer.", metavar="PARAMETERS")] = "50M",
     tokens: Annotated[int, typer.Option(help="With --overlap: tokens per rank and step.", min=1)] = 4096,
     group: Annotated[int, typer.Option(help="With --overlap: ranks per group of hybrid sharding.", min=1)] = 64,
     environment: Annotated[
         bool,
-        typer.Option("--environment", help="Only: which of NCCL's variables to try first on the machine of --job."),
+        typer.Option("--environment", help="Show only which of NCCL's variables to try first on the machine of --job."),
     ] = False,
     picture: Annotated[Path | None, typer.Option(help="Write a picture of the best three, .svg or .png.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which ZeRO configurations fit a cluster, and what each gives. Nothing runs.
+    """Find ZeRO configurations that fit a cluster, with predicted memory and speed. Nothing runs.
 
     Example: zerotune advise 7.5B --fabric dgx_h100 --nodes 2
 
@@ -245,7 +245,7 @@ def _is_book(path: Path) -> bool:
     try:
         return is_book(begin_of(path, 64))
     except OSError:
-        return False  # whoever reads it says why not
+        return False  # the reader of the file reports the error
 
 
 def _facts_and_rows(path: Path, fabric_id: str | None) -> tuple[Facts, NDArray[np.void]]:

@@ -1,4 +1,4 @@
-"""`zerotune store book`: what the fleet learned, as one signed file."""
+"""`zerotune store book`: the fleet's results, as one signed file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..paths import output_file
 
 book = typer.Typer(
     cls=Grouped,
-    help="""What the fleet learned, as one signed file (docs/operate/fleet.md): make it, look at it, compare.
+    help="""The fleet's results as one signed file (docs/operate/fleet.md): build it, show it, compare it.
 
     It needs the extra `fleet`: pip install 'zerotune[fleet]'.
 
@@ -33,7 +33,7 @@ def key(
     file: Annotated[Path, typer.Argument(help="Private key to write; the public one goes to FILE.pub.")],
     as_json: AsJson = False,
 ) -> None:
-    """Make a key that signs books; keep the private one where books are built, and give the public one to all nodes.
+    """Make a key that signs books; keep the private key where books are built, and give the public one to all nodes.
 
     Example: zerotune store book key book.key
     """
@@ -53,21 +53,21 @@ def key(
 
 @book.command()
 def build(
-    url: Annotated[str, typer.Argument(help="What `daemon --fleet` writes to: a directory, s3://BUCKET/PREFIX ...")],
-    out: Annotated[Path, typer.Option("--out", help="The book; what was merged is kept beside it.")] = Path(
+    url: Annotated[str, typer.Argument(help="URL of `daemon --fleet`: a directory, s3://BUCKET/PREFIX ...")],
+    out: Annotated[Path, typer.Option("--out", help="The book; merged data is kept beside it.")] = Path(
         "fleet.book"
     ),
     sign: Annotated[Path | None, typer.Option("--sign", help="Private key, see `book key`.")] = None,
     contributors: Annotated[
         Path | None,
-        typer.Option("--contributors", help="File of who is heard: in each line a key of `status`, and a name."),
+        typer.Option("--contributors", help="File of accepted contributors; each line: a key of `status`, and a name."),
     ] = None,
     memory_mb: Annotated[int, typer.Option("--memory-mb", help="Memory that DuckDB may take.", min=64)] = 4096,
     as_json: AsJson = False,
 ) -> None:
-    """Merge what is new below a URL, and write the book of all that was merged.
+    """Merge new objects below a URL, and write the book of all merged ones.
 
-    It can be interrupted, and goes on from there. Objects that are damaged or not ours are skipped and named.
+    After an interruption, the same command goes on. Objects that are damaged or foreign are skipped and listed.
 
     Example: zerotune store book build s3://bucket/zerotune --out fleet.book --sign book.key
     """
@@ -117,7 +117,7 @@ def show(
     fabric_id: Annotated[str | None, typer.Option("--fabric-id", help="Only this fabric's.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What is in a book: where it comes from, who was set aside, and which settings win where.
+    """Show a book: its origin, excluded contributors, and the winning settings by key.
 
     Example: zerotune store book show fleet.book --book-key book.key.pub
     """
@@ -141,7 +141,7 @@ def diff(
     after: Annotated[str, typer.Argument(help="The other.")],
     as_json: AsJson = False,
 ) -> None:
-    """At which keys two books name other winners.
+    """Show the keys at which two books have different winners.
 
     Example: zerotune store book diff old.book fleet.book
     """

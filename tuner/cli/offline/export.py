@@ -42,22 +42,22 @@ def export(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Folder of `launch --log-trace`: chrome draws every rank, each collective where it ran."),
+        typer.Option(help="Folder of `launch --log-trace`: chrome draws every rank and collective."),
     ] = None,
     book: Annotated[
         str | None,
-        typer.Option("--book", help="A book of the fleet (file or URL): its winners, in place of what a job learned."),
+        typer.Option("--book", help="A book of the fleet (file or URL): export its winners, not a job's."),
     ] = None,
     book_key: Annotated[
         str | None,
         typer.Option("--book-key", help="Public key that must have signed it: the .pub file, or its digits."),
     ] = None,
     fabric_id: Annotated[
-        str | None, typer.Option("--fabric-id", help="Of a book with several fabrics, the one that is wanted.")
+        str | None, typer.Option("--fabric-id", help="For a book with several fabrics: the one to export.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take what was learned elsewhere: a plan file, another tuner's table, all measurements, or a timeline.
+    """Export results for use elsewhere: a plan file, another tuner's table, all measurements, or a timeline.
 
     Example: zerotune store export plan.json && zerotune launch --plan plan.json -- torchrun train.py
 

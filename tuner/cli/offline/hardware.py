@@ -1,4 +1,4 @@
-"""`zerotune hardware`: list the machines that are described, add and remove the user's own."""
+"""`zerotune hardware`: list the described machines, add and remove the user's own."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..options import AsJson, console, print_json, progress_console
 hardware = typer.Typer(cls=Grouped, invoke_without_command=True)
 
 _EXACT = 1e-3
-"""Of NCCL's estimates: what rounding leaves."""
+"""Relative error of NCCL's estimates by rounding."""
 
 
 @hardware.callback()
 def show(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the machines that are described: to emulate, and to predict for. Add your own.
+    """List the described machines, to emulate and to predict for. Add your own.
 
     Example: zerotune hardware
     """
@@ -36,7 +36,7 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
     for name in fabric.user_names():
         try:
             described[name] = fabric.load(name).describe()
-        except FabricError as error:  # a file that its user edited: the others can be used
+        except FabricError as error:  # the user edited this file wrongly; the others can be used
             described[name] = {"title": f"cannot be used: {error}"}
     from ....agent.nccl.twin.machines import MACHINES
 
@@ -60,9 +60,9 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
 
 @hardware.command()
 def add(
-    name: Annotated[str, typer.Argument(help="What the fabric is to be called.")],
+    name: Annotated[str, typer.Argument(help="Name of the new fabric.")],
     topology: Annotated[Path, typer.Option(help="A file that NCCL_TOPO_DUMP_FILE wrote on the machine; it is copied.")],
-    nodes: Annotated[int, typer.Option(help="Nodes like that.", min=1)] = 1,
+    nodes: Annotated[int, typer.Option(help="Number of such nodes.", min=1)] = 1,
     ranks_per_node: Annotated[
         int | None, typer.Option(help="Ranks of each node; default: all of its GPUs.", min=1)
     ] = None,
@@ -70,7 +70,7 @@ def add(
     force: Annotated[bool, typer.Option("--force", help="Replace your fabric of this name.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a fabric of your own machine, with what NCCL's own library believes of it. Needs no GPU.
+    """Make a fabric of your own machine, with NCCL's own estimates. Needs no GPU.
 
     Its times are NCCL's own estimates, so NCCL's choice is the best one there.
 

@@ -18,7 +18,7 @@ FormatName = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="Where the file's beginning does not show its format: zerotune, flight_recorder, flight_recorder_pickle,"
+        help="If the file's beginning does not show its format: zerotune, flight_recorder, flight_recorder_pickle,"
         " kineto, execution_trace, nccl_tests_json, inspector, profiler_events, tuner_csv, measurements_csv,"
         " summary_csv, nccl_tests, nccl_debug or chakra (docs/reference/formats.md).",
         autocompletion=completion.formats,
@@ -28,14 +28,14 @@ CollectiveName = Annotated[
     str | None,
     typer.Option(
         "--collective",
-        help=f"What was run, where the files do not say: {completion.COLLECTIVES}.",
+        help=f"The collective, if the files do not name it: {completion.COLLECTIVES}.",
         autocompletion=completion.collectives,
     ),
 ]
 
 
 def collective_named(name: str | None) -> Collective | None:
-    """The collective of any usual spelling; UserError when there is none of that name."""
+    """The collective with this name in any usual spelling; UserError if there is none."""
     from ....agent.nccl.catalog import find_collective
     from ....store.errors import UserError
     from ....store.records import Collective
@@ -54,26 +54,26 @@ def import_(
     fabric_id: Annotated[
         str | None,
         typer.Option(
-            help="Hardware it was measured on, where the file does not say; default: the folder's name.",
+            help="Hardware it was measured on, if the file does not name it; default: the folder's name.",
             autocompletion=completion.fabric_ids,
         ),
     ] = None,
     setting: Annotated[
-        str | None, typer.Option(help="What ran, where the file does not say: e.g. ring/ll128, ring/ll128/8ch or tree.")
+        str | None, typer.Option(help="The setting, if the file does not name it: ring/ll128, ring/ll128/8ch or tree.")
     ] = None,
     default: Annotated[
-        bool, typer.Option("--default", help="NCCL chose, where the file does not say who did.")
+        bool, typer.Option("--default", help="NCCL chose the settings, if the file does not say who did.")
     ] = False,
     nodes: Annotated[
-        int | None, typer.Option(help="Nodes, where the file does not say, or counts them wrongly.", min=1)
+        int | None, typer.Option(help="Nodes, if the file does not say, or counts them wrongly.", min=1)
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(help="Ranks, where the file does not say, or counts them wrongly.", min=2)
+        int | None, typer.Option(help="Ranks, if the file does not say, or counts them wrongly.", min=2)
     ] = None,
     collective: CollectiveName = None,
     format_name: FormatName = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what was found, and what could not be used and why.")
+        bool, typer.Option("--dry-run", help="Only report what was found, and what could not be used and why.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -83,10 +83,9 @@ def import_(
 
     Look first: zerotune store import old.log --collective all_reduce --dry-run
 
-    Options say what the file does not; a table's ranks and nodes are as you say. Nothing is recorded twice.
+    Options give what the file does not say; they overrule a table's ranks and nodes. Nothing is recorded twice.
 
-    Exit code 2: the file cannot be read, is of no known format, holds nothing that can be used, or an option cannot
-    be true of it.
+    Exit code 2: the file cannot be read, has no known format or no usable measurement, or contradicts an option.
     """
     from ...offline.importing import command as importing
     from ...offline.importing import messages

@@ -6,11 +6,11 @@ from ..options import console, print_json
 
 
 def show_overlaps(fabric: str | None, layer: str, tokens: int, group: int, *, as_json: bool) -> None:
-    """Print up to how many ranks gathers hide behind computation.
+    """Print up to how many ranks computation hides gathers.
 
     Args:
         layer: parameters of one layer, as written.
-        tokens: per rank and step.
+        tokens: tokens per rank and step.
         group: ranks per group of hybrid sharding.
     """
     from ...offline import memory_report, overlap_report
@@ -20,7 +20,7 @@ def show_overlaps(fabric: str | None, layer: str, tokens: int, group: int, *, as
 
 
 def show(model: str | None, ranks: int, precision: str, optimizer: str, *, as_json: bool) -> None:
-    """Print what each ZeRO stage needs of a model that `ranks` share; of none, the ZeRO paper's tables."""
+    """Print the memory of each ZeRO stage for a model on `ranks` ranks; without a model, the ZeRO paper's tables."""
     from ...offline import memory_report
 
     if model is None:

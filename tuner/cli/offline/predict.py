@@ -1,4 +1,4 @@
-"""`zerotune predict`: what NCCL would choose on a described cluster, or what a job that began now would run."""
+"""`zerotune predict`: NCCL's choices on a described cluster, or the settings of a job that began now."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def predict(
         str | None,
         typer.Argument(
             metavar="[MACHINE]",
-            help="What NCCL's own library chooses there: a machine of `zerotune hardware`, or a file that"
-            " NCCL_TOPO_DUMP_FILE wrote. Without it: what a job that began here now would run.",
+            help="Ask NCCL's own library about this machine: a name of `zerotune hardware`, or a file that"
+            " NCCL_TOPO_DUMP_FILE wrote. Without it: show what a job that began here now would run.",
             autocompletion=completion.machines,
             show_default=False,
         ),
@@ -60,16 +60,16 @@ def predict(
     nic_gbps: NicGbps = None,
     library: NcclLibrary = None,
     against: Annotated[
-        Path | None, typer.Option(help="Another libnccl.so.2: show what it would choose differently.")
+        Path | None, typer.Option(help="Another libnccl.so.2: show its different choices.")
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="A plan file to judge, or NVIDIA's tuner CSV: 1 if a row does nothing there.")
+        Path | None, typer.Option(help="A plan file to judge, or NVIDIA's tuner CSV; exit 1 if a row has no effect.")
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture of the choices, .png or .svg.")] = None,
     fabric: Annotated[
         str | None,
         typer.Option(
-            help="Without MACHINE: a fabric of `zerotune hardware` or its file, in place of what is here; a machine's"
+            help="Without MACHINE: a fabric of `zerotune hardware` or its file, instead of this machine; a machine's"
             " name or topology file stands for MACHINE.",
             autocompletion=completion.described,
         ),
@@ -77,7 +77,7 @@ def predict(
     store: StorePath = None,
     as_json: AsJson = False,
 ) -> None:
-    """What NCCL would choose on a described cluster, or what a job that began now would run. Needs no GPU.
+    """Show NCCL's choices on a described cluster, or what a job that began now would run. Needs no GPU.
 
     Example: zerotune predict dgx_h100 --nodes 2
 
@@ -183,7 +183,7 @@ def _of_the_library(
 
 
 def _judge(plan: Path, cluster: Cluster, library: Path, *, as_json: bool) -> None:
-    """Say what each row of a plan does there; exit code 1 if one does nothing."""
+    """Print the effect of each row of a plan on the cluster; exit code 1 if one has none."""
     from ....store.records import CommunicatorClass
     from ...offline.nccl_choices import plan_check, render
     from ...offline.replay.plans import plan_rows

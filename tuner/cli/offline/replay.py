@@ -26,13 +26,13 @@ def replay(
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(help="What policy `table` follows: our plan file; NVIDIA's, RCCL's, NCCLX's or scitix's table."),
+        typer.Option(help="Table of policy `table`: our plan file; NVIDIA's, RCCL's, NCCLX's or scitix's table."),
     ] = None,
     store: StorePath = None,
     fabric: Annotated[
         str | None,
         typer.Option(
-            help="Fabric the trace ran on, where it does not say: name or file, for predictions.",
+            help="Fabric that the trace ran on, if it does not say: name or file, for predictions.",
             autocompletion=completion.fabrics,
         ),
     ] = None,
@@ -44,7 +44,7 @@ def replay(
     on_fabric: Annotated[
         str | None,
         typer.Option(
-            help="What if it ran on this fabric (name or file; its `belief` is asked)?",
+            help="What if it ran on this fabric (name or file; its `belief` is used)?",
             autocompletion=completion.fabrics,
         ),
     ] = None,
@@ -61,7 +61,7 @@ def replay(
     job: JobOfTrace = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge policies on a recorded trace: what would each have cost, and from which evidence.
+    """Judge policies on a recorded trace: what would each have cost, and by which evidence?
 
     Example: zerotune replay traces/ --policy baseline --policy model
 

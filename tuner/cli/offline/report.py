@@ -36,7 +36,7 @@ def report(
     plot: Annotated[
         str | None,
         typer.Option(
-            help=f"Write this picture alone: {', '.join(NAMES)}; `list` says which of them this job has.",
+            help=f"Write only this picture: {', '.join(NAMES)}; `list` shows which of them this job has.",
             autocompletion=completion.one_of(*NAMES, "list"),
         ),
     ] = None,

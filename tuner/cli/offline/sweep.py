@@ -22,7 +22,7 @@ def sweep(
         typer.Option(
             help="Of all_gather, reduce_scatter, all_reduce and broadcast; repeat it.", autocompletion=completion.swept
         ),
-    ] = [  # noqa: B006 - typer reads the default, nobody changes it
+    ] = [  # noqa: B006 - nobody changes the default
         "all_gather",
         "reduce_scatter",
     ],
@@ -36,7 +36,7 @@ def sweep(
     half_width: Annotated[
         float,
         typer.Option(
-            help="Wanted half width of a median's 95 % interval, as a share; also what counts as a tie.",
+            help="Wanted half width of a median's 95 % interval, as a share; smaller differences are ties.",
             parser=share,
             metavar="SHARE",
         ),
@@ -54,7 +54,7 @@ def sweep(
     samples_share: Annotated[
         float | None,
         typer.Option(
-            help="Without --full: samples to take at most, as a share of the grid's; 0.125 by default.",
+            help="Without --full: most samples, as a share of the whole grid's; default: 0.125.",
             parser=share,
             metavar="SHARE",
         ),
@@ -75,8 +75,8 @@ def sweep(
 ) -> None:
     """Measure settings x sizes x collectives in one process group and record them.
 
-    Ctrl-C keeps what was measured; the same command goes on from there. A setting that hangs or gives a wrong result
-    is recorded as broken and never tried again.
+    Ctrl-C keeps all measurements; the same command then goes on. A setting that hangs or gives a wrong result is
+    recorded as broken and never tried again.
 
     Example: zerotune sweep --fabric ethernet_boxes --max-bytes 1MiB
 

@@ -1,1 +1,1 @@
-"""From a step to scores: features, encoders in numpy, and their weights."""
+"""Turns a step into scores: features, an encoder in numpy, and its weights."""

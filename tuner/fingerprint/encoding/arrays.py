@@ -1,4 +1,4 @@
-"""Weights at rest: named plain arrays in MessagePack, checked on the way in; nothing is ever unpickled."""
+"""Stored weights: named plain arrays in MessagePack, checked when read; nothing is ever unpickled."""
 
 from __future__ import annotations
 

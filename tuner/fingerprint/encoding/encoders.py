@@ -1,6 +1,6 @@
 """The LSTM that scores a step, evaluated in numpy.
 
-It gives N_OUTPUTS scores: of the stages, of accumulation, of partitioned activations, of tensor parallelism.
+It gives N_OUTPUTS scores: for the stages, accumulation, partitioned activations and tensor parallelism.
 Maintainers train it with torch (benchmarks/fingerprint/stage_train.py); the daemon never loads torch.
 """
 
@@ -29,12 +29,12 @@ from .features import (
 Arrays = Mapping[str, npt.NDArray[np.float64]]
 
 KIND: Final = "lstm"
-"""Names the weights of this encoder at rest."""
+"""The kind of encoder in stored weights."""
 MIN_CONFIDENCE: Final = 0.5
-"""A stage less probable than this is not claimed."""
+"""Least probability of a stage that is claimed."""
 MAX_DEVIATION: Final = 6.0
 SENT_TWICE: Final = 1.5
-"""Least ratio of bytes sent to bytes returned when gradients are sent in two micro-steps, in equal or double size."""
+"""Least ratio of bytes sent to bytes returned if gradients are sent in two micro-steps, in equal or double size."""
 PASSES: Final = 3
 """Forward, backward, and recomputation between them."""
 
@@ -74,12 +74,12 @@ class LstmEncoder:
         return result
 
     def to_bytes(self) -> bytes:
-        """The weights at rest."""
+        """The stored form of the weights."""
         return arrays.to_bytes(KIND, FEATURES_VERSION, self.weights)
 
     @classmethod
     def from_bytes(cls, blob: bytes) -> LstmEncoder:
-        """The encoder whose weights `blob` holds.
+        """The encoder with the weights in `blob`.
 
         Raises:
             ValueError: the bytes are damaged, foreign, of another version, or do not fit together.
@@ -97,7 +97,7 @@ def standardised(features: Floats, mean: Floats, scale: Floats) -> Floats:
 
 
 def decide(scores: Floats, step: Step) -> Shown:
-    """The likeliest of all that `step` can show; a stage that is not probable enough is unknown."""
+    """The most probable kind that `step` can show; a stage below MIN_CONFIDENCE is unknown."""
     chances = np.where(_can_be(step), np.exp(_PARTS @ _log_chances(_told_apart(scores, step))), 0.0)
     by_stage = chances @ _OF_STAGE
     best = int(by_stage.argmax())
@@ -109,10 +109,10 @@ def decide(scores: Floats, step: Step) -> Shown:
 def _can_be(step: Step) -> list[bool]:
     """Which of POSSIBLE the step may be.
 
-    Tensor parallelism sums, P_a gathers what is summed, and P_a's micro-steps can be counted. ZeRO-3 gathers in every
-    micro-step, so a flag once per step shows them; where nothing comes once per step, what repeats may be one
-    micro-step. If more than two thirds of what was sent is broadcast, it was sent once. Gradients that leave in every
-    micro-step are the same each time.
+    Tensor parallelism sums activations, P_a gathers what is summed, and P_a's micro-steps can be counted. ZeRO-3
+    gathers in every micro-step, so a flag once per step shows the number of micro-steps. Without a call once per step,
+    a round may be one micro-step. If over two thirds of the bytes sent are broadcast, gradients were sent once.
+    Gradients that are sent in every micro-step have the same sizes each time.
     """
     n_micro_steps = micro_steps_shown(step)
     sums = step.has_pairs or (bool((step.roles == REDUCE).any()) and _sums_in_forward(step))
@@ -143,9 +143,9 @@ def _can_be(step: Step) -> list[bool]:
 
 
 def _told_apart(scores: Floats, step: Step) -> Floats:
-    """Scores without a difference between ZeRO-1 and ZeRO-2 where there is none to see, and with it where there is.
+    """Scores that separate ZeRO-1 and ZeRO-2 only if the calls do.
 
-    ZeRO-2 that sends its gradients once cannot be told from ZeRO-1. Where micro-steps show, ZeRO-2 sends in each.
+    ZeRO-2 that sends its gradients once looks like ZeRO-1. With visible micro-steps, ZeRO-2 sends in each.
     """
     scores = scores.copy()
     sends_again = _sends_again(step)
@@ -158,9 +158,9 @@ def _told_apart(scores: Floats, step: Step) -> Floats:
 
 
 def _sums_in_forward(step: Step) -> bool:
-    """Whether enough of what may be activations is in long rows.
+    """Whether enough possible activations are consecutive.
 
-    A third of them at least is summed in forward, where no gradient is sent.
+    At least a third of activations is summed in forward, where no gradient is sent.
     """
     activations = step.activations
     if activations is None or not (activations.roles == REDUCE).all():
@@ -179,13 +179,13 @@ def _is_sent(step: Step) -> npt.NDArray[np.bool_]:
 
 
 def _sends_again(step: Step) -> bool:
-    """Whether gradients may leave several times: the same each time."""
+    """Whether gradients may be sent several times, with the same sizes each time."""
     sent = step.rest.bytes[_is_sent(step.rest)]
     return not len(sent) or rounds(sent) > 1
 
 
 def _log_chances(scores: Floats) -> Floats:
-    """Of every answer to every question, in the order of _ANSWERS."""
+    """Log probability of every answer to every question, in the order of _ANSWERS."""
     n_stages, n_accumulations = len(STAGES), len(ACCUMULATIONS)
     stages, accumulations, flags = np.split(scores, [n_stages, n_stages + n_accumulations])
     choices = [stages, accumulations, *(np.array([0.0, flag]) for flag in flags)]

@@ -1,7 +1,7 @@
-"""A step as numbers: which collectives, of which sizes relative to one another, in which order, how far apart.
+"""A step as numbers: its collectives, their relative sizes, their order and their gaps.
 
-Nothing here depends on the model's scale or on where the step was cut. Two views: a *summary* of the whole step, of its
-rest and of its round (anatomy.py), and *frames* of the rest and of its round, at most N_FRAMES equal stretches each.
+No feature depends on the model's scale or on where the step was cut. There are two views. A *summary* describes the
+whole step, its rest and its round (anatomy.py). *Frames* are at most N_FRAMES equal stretches of rest and round.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ N_FRAME: Final = 16
 NEARLY: Final = 0.6
 MAX_ROUNDS: Final = 16
 SAME_PIECE: Final = 0.005
-"""Relative difference in size that padding may make between a piece gathered and the same piece sent."""
+"""Relative difference in size that padding may make between a gathered piece and the same piece sent."""
 FORWARD_STRETCH: Final = 1.75
-"""A block recomputes and sums once more in backward; with a forward of two blocks before, that is twice as long."""
+"""Least ratio of a long stretch to the usual one: two blocks' forward before a block's backward is twice as long."""
 FINEST: Final = 1e-5
 ROUNDS_SHARE: Final = 0.97
-"""Share of bytes that must come m times for m rounds to be believed: calls get lost."""
+"""Share of bytes that must come m times to count as m rounds; it is below 1 since calls get lost."""
 
 
 def summary(step: Step) -> Floats:
@@ -70,7 +70,7 @@ def _profile(rounds: Rounds) -> tuple[float, ...]:
 
 
 def _summary(step: Step, left_over: int) -> Floats:
-    """Numbers of one step; `left_over` is bytes outside its gathers that may be parameters gathered after the step."""
+    """Numbers of one step; `left_over` counts bytes outside its gathers that may be parameters gathered after it."""
     roles, n_bytes, n = step.roles, step.bytes, len(step.roles)
     counts = np.bincount(roles, minlength=N_ROLES).astype(np.float64)
     volume = np.bincount(roles, n_bytes, minlength=N_ROLES)
@@ -137,7 +137,7 @@ def _summary(step: Step, left_over: int) -> Floats:
 
 
 def frames(step: Step) -> Floats:
-    """The order of the rest, then of its round, as at most N_FRAMES stretches each, shape [n_frames, N_FRAME]."""
+    """The rest, then its round, in order, as at most N_FRAMES stretches each, shape [n_frames, N_FRAME]."""
     return np.concatenate([_frames(step.rest, 0.0), _frames(step.rest.rounds.unit, 1.0)])
 
 
@@ -177,7 +177,7 @@ class Sizes:
         self.modal_bytes = int(self.values[self.counts.argmax()]) if self.n else 0
 
     def profile(self) -> tuple[float, float, float, float]:
-        """How often the rarest, the largest and the commonest size come (log2), and how many there are."""
+        """Counts of the rarest, the largest and the most frequent size (log2), and the share of distinct sizes."""
         if not self.n:
             return 0.0, 0.0, 0.0, 0.0
         fewest, most = float(self.counts.min()), float(self.modal_count)
@@ -185,12 +185,12 @@ class Sizes:
 
     @property
     def largest_bytes(self) -> float:
-        """A piece that is gathered whole leaves whole, in elements of its own type, unless buckets cut it."""
+        """The largest size. A piece that is gathered whole is also sent whole, perhaps in another type, unless cut."""
         return float(self.values[-1]) if self.n else 0.0
 
     @cached_property
     def n_rounds(self) -> int:
-        """The most rounds that nearly all bytes can be dealt out to: sizes that come m, 2 m, 3 m times."""
+        """The largest m for which nearly all bytes have sizes that come m, 2 m, 3 m, ... times."""
         n_bytes = self.values * self.counts
         enough = ROUNDS_SHARE * float(n_bytes.sum())
         return (
@@ -200,7 +200,7 @@ class Sizes:
         )
 
     def repetition(self) -> tuple[float, float, float, float]:
-        """Rounds (log2), share of bytes of sizes that come often, in pairs, and how often bytes come (mean log2)."""
+        """Rounds (log2), shares of bytes whose sizes come more than once and in pairs, mean count (log2)."""
         if not self.n:
             return 0.0, 0.0, 0.0, 0.0
         weights = self.values * self.counts / float((self.values * self.counts).sum())
@@ -212,17 +212,17 @@ class Sizes:
         )
 
     def share_in(self, other: Sizes) -> float:
-        """Share of calls whose size the other role has too."""
+        """Share of calls whose size also occurs in the other role."""
         if not self.n or not other.n:
             return 0.0
         return float(self.counts[np.isin(self.values, other.values)].sum()) / self.n
 
 
 def _gathered_between(roles: Ints, n_bytes: Ints, sends: Ints) -> tuple[float, float, float, float]:
-    """Most bytes gathered between two sends; stretches with nearly as many, by bytes, by calls (log2), and any."""
+    """Most bytes gathered between two sends; stretches with nearly as many bytes, or calls (log2); share with any."""
     if not len(sends):
         return float(n_bytes[roles == GATHER].sum()), 0.0, 0.0, 0.0
-    # The step is rotated to end with a send, so what comes before the first needs no wrapping.
+    # The step is rotated to end with a send, so gathers before the first send need no wrapping.
     stretch = np.searchsorted(sends, np.flatnonzero(roles == GATHER))
     gathered = np.bincount(stretch, n_bytes[roles == GATHER], minlength=len(sends))
     most = float(gathered.max())
@@ -234,10 +234,10 @@ def _gathered_between(roles: Ints, n_bytes: Ints, sends: Ints) -> tuple[float, f
 
 
 def same_pieces(gathers: Sizes, sends: Sizes) -> tuple[float, float, float, float, float, float]:
-    """How often pieces are gathered for each time that they are sent, where they are the same pieces.
+    """How often pieces are gathered per send, for pieces that occur in both.
 
-    Elements have as many bytes, half or twice as many. Share of bytes gathered that have a counterpart, the type's
-    ratio; fewest, most and mean gathers per send (log2), and share of bytes that are gathered most often.
+    Elements of both have equally many bytes, half or twice as many. The numbers are: share of gathered bytes with a
+    counterpart; ratio of the types; fewest, most and mean gathers per send (log2); share of bytes gathered most often.
     """
     best = (0.0,) * 6
     if not gathers.n or not sends.n:
@@ -261,10 +261,10 @@ def same_pieces(gathers: Sizes, sends: Sizes) -> tuple[float, float, float, floa
 
 
 def _balance(returned: float, sent: float, n_returns: int, n_sends: int) -> tuple[float, float, float]:
-    """How nearly volumes are what types and micro-steps make of one model: 0 = not at all, 1 = to the byte.
+    """How well volumes fit one model, given types and micro-steps: 0 = not at all, 1 = to the byte.
 
-    Parameters returned once are the gradients sent, or half or twice as many bytes; activations taken for one or the
-    other spoil it. Per round, bytes sent per returned, and returned per sent, in halves.
+    Parameters returned once have as many bytes as the gradients sent, or half or twice as many, unless activations are
+    among them. The numbers are: fit per round; bytes sent per returned, and returned per sent, in halves.
     """
     if returned <= 0 or sent <= 0:
         return 0.0, 0.0, 0.0
@@ -277,12 +277,12 @@ def _balance(returned: float, sent: float, n_returns: int, n_sends: int) -> tupl
 
 
 def _once_or_twice(gathered: Ints, sent: float, left_over: int, n_before: int) -> tuple[float, float, float, float]:
-    """How nearly what is gathered adds up to the model, once or more.
+    """How well gathers add up to the model, once or more.
 
-    The model is what is sent, in elements of as many bytes or half. Nearness is 0 = not at all to 1 = to the byte.
-    Returned are: how nearly all gathers are the model once; how nearly they begin with the model and go on in pieces of
-    it; the share of bytes after that beginning that are no piece of it; and how much of the model the first `n_before`
-    gathers are, which come before anything is sent: all of it if there is one pass.
+    The model's size is the bytes sent, or half of them. Nearness is 0 = not at all to 1 = to the byte. The numbers are:
+    nearness of all gathers to the model; nearness of a beginning of the gathers to the model, if its pieces follow; the
+    share of later bytes that are no piece of it; and the first `n_before` gathers, before any send, as a share of the
+    model: all of it if there is one pass.
     """
     passed = np.cumsum(gathered) + left_over
     if not len(passed) or sent <= 0:
@@ -316,10 +316,10 @@ def _nearness(error: float) -> float:
 
 
 def _modal(roles: Ints, n_bytes: Ints, reduces: Sizes) -> tuple[float, ...]:
-    """The commonest all-reduce among the other reductions: activations are summed in forward too, gradients not.
+    """The most frequent all-reduce among other reductions: activations are also summed in forward, gradients are not.
 
-    Share of them without another reduction between, and in one row; their size beside the others'; their number
-    in twos and fours; gathers of the same size, all and apart from one another.
+    The numbers are: share of them without another reduction between, and without any other call between; size relative
+    to the others; whether 2 and 4 divide their number; gathers of the same size, and the share that is not consecutive.
     """
     if not reduces.n:
         return (0.0,) * 7
@@ -339,7 +339,7 @@ def _modal(roles: Ints, n_bytes: Ints, reduces: Sizes) -> tuple[float, ...]:
 
 
 def rounds(n_bytes: Ints) -> int:
-    """How many times the sizes run through the same series: micro-steps that all send the same."""
+    """How often the sizes repeat one series, as micro-steps do that all send the same."""
     return len(n_bytes) // period_of(n_bytes) if len(n_bytes) else 1
 
 
@@ -348,7 +348,7 @@ def _octaves(n: int) -> float:
 
 
 def _long_stretches(is_gather: npt.NDArray[np.bool_]) -> float:
-    """How many stretches between gathers are much longer than most (log2): forward passes, if gathers are P_a's."""
+    """Number (log2) of stretches between gathers that are much longer than most: forward passes if P_a gathers."""
     at = np.flatnonzero(is_gather)
     if len(at) < 2:
         return 0.0
@@ -357,7 +357,7 @@ def _long_stretches(is_gather: npt.NDArray[np.bool_]) -> float:
 
 
 def micro_steps_shown(step: Step) -> int:
-    """Micro-steps that P_a's gathers show, 0 without: before a pass's first gather, forward has summed as well."""
+    """Micro-steps that P_a's gathers show, 0 without gathers: forward sums before a pass's first gather, too."""
     activations = step.activations
     if activations is None:
         return 0
@@ -369,11 +369,11 @@ def micro_steps_shown(step: Step) -> int:
     lengths = np.diff(sums[at], prepend=sums[at[-1]] - sums[-1])
     usual = float(np.quantile(lengths, 0.1, method="lower"))
     n_long = int(np.count_nonzero(lengths > FORWARD_STRETCH * usual))
-    return n_long or len(at)  # all alike: one gather in each
+    return n_long or len(at)  # all stretches are alike: one gather in each
 
 
 def _log_ratio(one: float, other: float) -> float:
-    """log2 of one over other, in octaves over four, from -2.5 to 2.5; 0 when there is neither."""
+    """A quarter of log2(one / other), from -2.5 to 2.5; 0 if both are missing."""
     if one <= 0 and other <= 0:
         return 0.0
     return float(np.clip(np.log2((one + 1e-9) / (other + 1e-9)) / 4.0, -2.5, 2.5))

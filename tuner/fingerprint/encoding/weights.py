@@ -16,7 +16,7 @@ SHIPPED: Final = Path(__file__).parent / "weights" / "lstm.weights"
 
 @lru_cache(maxsize=1)
 def default_encoder() -> LstmEncoder | None:
-    """The shipped encoder. None if its weights cannot be read: then no stage is recognised."""
+    """The shipped encoder; None if its weights cannot be read: no stage is recognised then."""
     try:
         return LstmEncoder.from_bytes(SHIPPED.read_bytes())
     except (OSError, ValueError) as error:

@@ -1,1 +1,1 @@
-"""Finds the step in a sequence of collectives, and what its volumes prove."""
+"""Finds the step in a sequence of collectives, and its parts."""

@@ -1,4 +1,4 @@
-"""The step of a sequence that loses calls: no two rounds of it are equal, so they are aligned and the majority decides.
+"""Finds the step of a sequence with lost calls: its rounds differ, so they are aligned and the majority decides.
 
 Rounds are aligned with the last one by Myers' greedy algorithm (An O(ND) difference algorithm, 1986), backwards from
 the end of the sequence. A call belongs to the step if most rounds have it.
@@ -15,74 +15,74 @@ import numpy as np
 from .anatomy import Ints, period_of
 
 MIN_ROUNDS: Final = 3
-"""Least rounds that vote: two that differ do not show which is right."""
+"""Least rounds that vote: if only two differ, neither is known to be right."""
 ODD_SHARE: Final = 0.12
 ODD_CALLS: Final = 6
-"""Most calls skipped in a stretch: ODD_SHARE of it, and ODD_CALLS more."""
+"""Most skipped calls in a stretch: ODD_SHARE of it plus ODD_CALLS."""
 CHUNK: Final = 256
 FEW_ROUNDS: Final = 7
 MOST: Final = 0.6
-"""From FEW_ROUNDS on, this share of rounds must have a call: one of every second round belongs to a step of two."""
+"""From FEW_ROUNDS on, a call must be in this share of rounds: a call of every second round belongs to a step of two."""
 SAME_ODDITY: Final = 3
 DEVIATIONS: Final = 4.0
-"""Differences at one position are no lost calls, but another step, if there are this many of them, and DEVIATIONS
-standard deviations more than losses by chance would make."""
+"""Differences at one position show another step, not lost calls, if there are this many of them, and DEVIATIONS
+standard deviations more than by chance."""
 PAIRING: Final = 0x9E3779B97F4A7C1
-"""An odd, large factor that makes one number of two calls in a row; other pairs hardly ever get an equal one."""
+"""An odd, large factor that turns two consecutive calls into one number, rarely equal for different pairs."""
 MAX_CODES: Final = 5
 MAX_POSITIONS: Final = 24
-"""How many of the rarest calls and pairs, and how many positions of each, are looked at."""
+"""Most rare calls and pairs, and most positions of each, that a search considers."""
 N_SAMPLES: Final = 48
 DRIFT: Final = 3
 MIN_SHARE: Final = 0.7
 GOOD_SHARE: Final = 0.92
-"""A distance is tried if MIN_SHARE of N_SAMPLES calls come again at it, DRIFT calls more or less; first, if GOOD_SHARE
-do."""
+"""A distance is tried if MIN_SHARE of N_SAMPLES calls come again at it, DRIFT calls more or less; it is tried first if
+GOOD_SHARE do."""
 MAX_LAGS: Final = 32
 MAX_VOTES: Final = 3
-"""Distances tried for one end; rounds of voting for each."""
+"""Most distances tried for one end, and most votes for each."""
 NEXT_END: Final = 3
-"""A step must explain 1/NEXT_END of the end looked at; else an end of 1/NEXT_END of its length is tried."""
+"""A step must explain 1/NEXT_END of the searched end; if none does, an end of 1/NEXT_END of its length is searched."""
 NEAR: Final = 0.02
-"""Relative difference between lengths that may be one."""
+"""Relative difference between lengths that count as equal."""
 SHORTEST_END: Final = 18
 MAX_ROUNDS: Final = 6
-"""Most rounds that vote again on a step that is known, so constant losses cost little."""
+"""Most rounds that vote again on a known step, so that constant losses cost little."""
 EXPLAINED: Final = 0.75
-"""Least share of these rounds that the step must explain, or it has changed."""
+"""Least share of these rounds that the step must explain; below it the step has changed."""
 
 
 class Consensus(NamedTuple):
-    """A step that most rounds agree on."""
+    """A step that most rounds have."""
 
     step: Ints
     n_explained: int
-    """Calls of the sequence, from its end on."""
+    """Calls of the sequence that the step explains, back from its end."""
     n_breaks: int
-    """Places there where calls are missing or odd."""
+    """Stretches among these in which calls are missing or odd."""
 
 
 class Alignment(NamedTuple):
-    """Rounds of a step laid against a sequence, both backwards from their ends."""
+    """Rounds of a step aligned with a sequence, both backwards from their ends."""
 
     n_explained: int
-    """Calls of the sequence, from its end on."""
+    """Calls of the sequence that the step explains, back from its end."""
     n_odd: int
-    """Calls skipped in either of them."""
+    """Skipped calls in either of them."""
     n_breaks: int
-    """Places where calls were skipped."""
+    """Stretches of skipped calls."""
     n_passed: int
-    """Calls of the step passed in the last round."""
+    """Aligned calls of the step in the last, incomplete round."""
     n_seen: Ints
-    """Rounds, by position in the step, the last first."""
+    """Aligned rounds, by position in the step, backwards."""
     n_kept: Ints
-    """Rounds that have the call, by position."""
+    """Rounds that have the call, by position in the step."""
     inserted: Counter[tuple[int, int, int]]
-    """How often a call was found before a position: (position, its number there, code)."""
+    """How often a call was found before a position: (position, number there, code)."""
 
 
 def find_consensus(codes: Ints) -> Consensus | None:
-    """The step that explains the longest end of `codes` but for odd calls; None if nothing does."""
+    """The step that explains the longest end of `codes`, except odd calls; None if there is none."""
     n_end = len(codes)
     while n_end >= SHORTEST_END:
         found = _explains(codes[-n_end:])
@@ -112,13 +112,13 @@ def _explains(codes: Ints) -> Consensus | None:
             continue
         end = codes[-found.n_explained :]
         _, n_foreign = np.unique(end[~np.isin(end, step)], return_counts=True)
-        if not (n_foreign > 1).any() and not _is_odd_again(step, found):  # all that comes again is part of the step
+        if not (n_foreign > 1).any() and not _is_odd_again(step, found):  # all repeated calls are part of the step
             return Consensus(step[: period_of(step)], found.n_explained, found.n_breaks)
     return None
 
 
 def voted_again(step: Ints, history: Ints, n_new: int) -> Ints | None:
-    """The step as the last rounds of `history` have it; None if it is not their step any more.
+    """The step by a new vote of the last rounds of `history`; None if they no longer have it.
 
     Args:
         step: the last round before the last `n_new` calls.
@@ -135,7 +135,7 @@ def voted_again(step: Ints, history: Ints, n_new: int) -> Ints | None:
 
 
 def align(codes: Ints, step: Ints) -> Alignment:
-    """Lay `step`, round after round, against `codes` from the end of both, back to where it explains them no more."""
+    """Align `step`, round after round, with `codes` from the end of both, as far back as it explains them."""
     past, back, n = codes[::-1], step[::-1], len(step)
     n_seen, n_kept = np.zeros(n, np.int64), np.zeros(n, np.int64)
     inserted: Counter[tuple[int, int, int]] = Counter()
@@ -163,13 +163,13 @@ def align(codes: Ints, step: Ints) -> Alignment:
 
 
 def _edits(one: Ints, other: Ints) -> tuple[list[tuple[int, int, bool]], int, int]:
-    """What to skip for `one` to be `other`, up to the end of either or to where too much would be skipped.
+    """The calls to skip so that `one` equals `other`, up to the end of either or the limit of skipped calls.
 
     Returns:
-        Each call skipped as (position in one, position in other, whether it is one's), and how far both were passed.
+        Each skipped call as (position in one, position in other, whether it is in one), and both aligned lengths.
     """
     reached: dict[int, int] = {1: 0}
-    """By diagonal, how far `one` is passed with so many calls skipped."""
+    """By diagonal, the aligned length of `one` with this many skipped calls."""
     history: list[dict[int, int]] = []
     for n_skipped in range(int(ODD_SHARE * len(one)) + ODD_CALLS + 1):
         now: dict[int, int] = {}
@@ -190,7 +190,7 @@ def _edits(one: Ints, other: Ints) -> tuple[list[tuple[int, int, bool]], int, in
 
 
 def _traced(history: list[dict[int, int]], diagonal: int) -> tuple[list[tuple[int, int, bool]], int, int]:
-    """The calls skipped on the way to the diagonal reached last; see `_edits`."""
+    """The skipped calls on the path to the last diagonal; see `_edits`."""
     at = history[-1][diagonal]
     n_one, n_other = at, at - diagonal
     edits = []
@@ -205,7 +205,7 @@ def _traced(history: list[dict[int, int]], diagonal: int) -> tuple[list[tuple[in
 
 
 def _n_same(one: Ints, other: Ints) -> int:
-    """Calls until the first difference."""
+    """Number of equal calls before the first difference."""
     n, at = min(len(one), len(other)), 0
     while at < n:
         end = min(n, at + CHUNK)
@@ -218,7 +218,7 @@ def _n_same(one: Ints, other: Ints) -> int:
 
 
 def _voted(step: Ints, found: Alignment) -> Ints:
-    """The step as most rounds have it."""
+    """The step by majority of the rounds."""
     enough = np.where(found.n_seen > FEW_ROUNDS, MOST, 0.5) * found.n_seen
     more: dict[int, list[int]] = {}
     for (position, _, code), count in sorted(found.inserted.items()):
@@ -233,9 +233,9 @@ def _voted(step: Ints, found: Alignment) -> Ints:
 
 
 def _is_odd_again(step: Ints, found: Alignment) -> bool:
-    """Whether something is missing, or too much, at one position time and again.
+    """Whether calls are missing, or odd, at one position again and again.
 
-    What is lost anywhere in a row of calls that are equal, or alternate, is missed at its end.
+    A call lost anywhere in a stretch of equal or alternating calls seems to be missing at its end.
     """
     odd = found.n_seen - found.n_kept
     for (position, _, _), count in found.inserted.items():
@@ -245,7 +245,7 @@ def _is_odd_again(step: Ints, found: Alignment) -> bool:
 
 
 def _rows(past: Ints) -> Ints:
-    """By position: calls in the row that it is in or next to."""
+    """By position, the number of calls in its stretch of equal or alternating calls."""
     goes_on = (past == np.roll(past, 1)) | (past == np.roll(past, 2))
     if goes_on.all():
         return np.full(len(past), len(past))
@@ -258,7 +258,7 @@ def _rows(past: Ints) -> Ints:
 
 
 def distances(codes: Ints, n_least: int, n_codes: int) -> set[int]:
-    """Distances between positions of the codes that are rarest lately and come `n_least` times or more in all."""
+    """Distances between positions of codes that are rarest lately and come at least `n_least` times in all."""
     known, n_in_all = np.unique(codes, return_counts=True)
     values, n_lately = np.unique(codes[-(len(codes) // 2 + 1) :], return_counts=True)
     again = np.flatnonzero(n_in_all[np.searchsorted(known, values)] >= n_least)
@@ -270,7 +270,7 @@ def distances(codes: Ints, n_least: int, n_codes: int) -> set[int]:
 
 
 def _lags(codes: Ints) -> list[int]:
-    """About how far apart rounds may be, shortest first: distances at which most other calls come again, too."""
+    """Approximate distances between rounds, shortest first: most other calls also come again at them."""
     n = len(codes)
     pairs = paired(codes)
     found = distances(codes, MIN_ROUNDS, MAX_CODES) | distances(pairs, MIN_ROUNDS, MAX_CODES)
@@ -284,6 +284,6 @@ def _lags(codes: Ints) -> list[int]:
 
 
 def paired(codes: Ints) -> Ints:
-    """Each call with the one before it, as one number."""
+    """One number for each call and the one before it."""
     pairs: Ints = PAIRING * np.roll(codes, 1) + codes
     return pairs

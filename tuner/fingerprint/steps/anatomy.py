@@ -1,7 +1,7 @@
-"""A step taken apart: its activations, the rest of it, and what that repeats within itself.
+"""The parts of a step: its activations, the rest, and the rest's round.
 
-Tensor parallelism sums activations of one size all over a step; the *rest* is the step without them. Its *round* is a
-micro-step, or blocks that are alike. Where the step was cut does not matter.
+Tensor parallelism sums activations of one size all over a step; the *rest* is the step without them. The rest's *round*
+is a micro-step, or equal blocks. Where the step was cut does not matter.
 """
 
 from __future__ import annotations
@@ -21,59 +21,59 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 GATHER, SCATTER, REDUCE, ROOTED, TINY = range(5)
-"""Roles of a call: all-gather, reduce-scatter, all-reduce, broadcast or reduce, and any too small for a model."""
+"""Roles of a call: all-gather, reduce-scatter, all-reduce, broadcast or reduce, and any call too small for a model."""
 N_ROLES: Final = 5
 _ROLE_OF: Final = np.full(16, -1, np.int64)
 _ROLE_OF[[Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce]] = (GATHER, SCATTER, REDUCE)
 _ROLE_OF[[Collective.broadcast, Collective.reduce]] = ROOTED
 IS_SEEN: Final = _ROLE_OF >= 0
-"""By collective: whether NCCL asks a tuner about it; other collectives are left out of every sequence."""
+"""By collective, whether NCCL asks a tuner about it; sequences leave out the others."""
 
 TINY_BYTES: Final = 2048
 MIN_ACTIVATIONS: Final = 4
 NEARLY_ALL: Final = 0.9
-"""Share of the calls of one size that must have a partner: records get lost, so a few may lack it."""
+"""Share of the calls of one size that must have a partner; a few may lack it, since records get lost."""
 MIN_IN_A_ROW: Final = 3
-"""Activations between two other reductions: all of forward, and of the first unit in backward, before its gradients."""
+"""Least consecutive activations: all of forward, and those of the first unit in backward, before its gradients."""
 WHOLE: Final = 0.01
 NEARLY_EQUAL: Final = 0.01
 TINY_SHARE: Final = 1.0 / 4096
 MIN_ROUNDS: Final = 0.12
-"""Least coverage times novelty: below it the step is taken as one round."""
+"""Least coverage times novelty; below it the step counts as one round."""
 MAX_RARE: Final = 4
 MAX_POSITIONS: Final = 48
 
 
 def encode(collectives: Ints, message_bytes: Ints) -> Ints:
-    """Each call as one number: two calls are the same when their numbers are."""
+    """Each call as one number; two calls are equal if their numbers are."""
     return np.minimum(message_bytes, MAX_BYTES) << 4 | collectives
 
 
 def period_of(codes: Ints) -> int:
-    """Length of the shortest cycle of which `codes` are whole rounds."""
+    """Length of the shortest cycle that `codes` repeat in whole rounds."""
     n = len(codes)
     return next((p for p in range(1, n // 2 + 1) if n % p == 0 and np.array_equal(codes[p:], codes[:-p])), n)
 
 
 class Step:
-    """One step, rotated to begin with its longest stretch without a reduction."""
+    """A step, rotated to begin with its longest stretch without a reduction."""
 
     def __init__(self, codes: Ints, gaps_us: Floats) -> None:
         roles, n_bytes = _ROLE_OF[codes & 15], codes >> 4
-        # Activations may be small beside all parameters in one call, and still are what tensor parallelism sums
-        # and P_a gathers.
+        # Even activations that are small beside all parameters in one call are summed by tensor parallelism and
+        # gathered by P_a.
         summed = (roles == REDUCE) | ((roles == GATHER) & np.isin(n_bytes, n_bytes[roles == REDUCE]))
         share = np.where(summed, 0.0, TINY_SHARE)
         tiny = n_bytes <= np.maximum(TINY_BYTES, share * int(n_bytes.max()))
         self.n_flags = len(np.unique(n_bytes[tiny & (codes & 15 == Collective.all_reduce)]))
-        """Sizes of all-reduces too small for a model: norms, losses, counters, or the beginning of a sweep."""
+        """Sizes of all-reduces too small for a model: norms, losses, counters, or the beginning of a benchmark."""
         self.n_flags_in_a_row = _most_sizes_in_a_row(tiny & (codes & 15 == Collective.all_reduce), n_bytes)
-        """The most of these sizes with nothing between them."""
+        """Most of these sizes in consecutive calls."""
         self.has_mark = bool((tiny & (roles != ROOTED)).any())
-        """Something small is asked as once per step; small buffers may be broadcast before every forward."""
+        """Whether a small call marks the step; broadcasts do not count, as each forward may broadcast buffers."""
         moved = np.where((roles == REDUCE) & (n_bytes <= TINY_BYTES), TINY, roles)
         self.has_pairs = bool(_gathered_and_scattered(moved, n_bytes).any())
-        """What tensor parallelism gathers and scatters, however small beside all parameters in one call."""
+        """Whether it has activations that tensor parallelism gathers and scatters, of any size."""
         roles = np.where(tiny, TINY, roles)
         sent = ~_replica_sums(roles, n_bytes)
         self._rotate(roles[sent], n_bytes[sent], _gaps_without(gaps_us, sent))
@@ -81,7 +81,7 @@ class Step:
         self.activations: Step | None = None if keep.all() else self._kept(~keep)
         keep &= ~((self.roles == TINY) & (np.roll(self.roles, 1) == TINY))
         self.rest: Step = self if keep.all() or not keep.any() else self._kept(keep)
-        """The step without activations that tensor parallelism may have summed, and with one small call of many."""
+        """The step without activations that tensor parallelism may have summed, and with one of several small calls."""
 
     def _rotate(self, roles: Ints, n_bytes: Ints, gaps_us: Floats) -> None:
         begin, self.longest_stretch = _longest_stretch((roles == SCATTER) | (roles == REDUCE))
@@ -92,10 +92,10 @@ class Step:
         total_us = float(gaps_us.sum())
         self.has_gaps = total_us > 0 and bool((gaps_us >= 0).all())
         self.gaps: Floats = self._gaps_us / total_us if self.has_gaps else np.zeros(len(roles))
-        """Share of the step's time that passed before each call; zeros where times are unknown."""
+        """Share of the step's time that passed before each call; zeros if times are unknown."""
 
     def _kept(self, keep: npt.NDArray[np.bool_]) -> Step:
-        """Without some calls."""
+        """The step with only the calls to `keep`."""
         return self._new(self.roles[keep], self.bytes[keep], _gaps_without(self._gaps_us, keep))
 
     def _new(self, roles: Ints, n_bytes: Ints, gaps_us: Floats) -> Step:
@@ -110,23 +110,23 @@ class Step:
 
     @cached_property
     def rounds(self) -> Rounds:
-        """What it repeats within itself."""
+        """The rounds that the step repeats within itself."""
         return Rounds(self)
 
 
 class Rounds:
-    """What a step repeats within itself: its micro-steps, or blocks that are alike."""
+    """The rounds that a step repeats within itself: its micro-steps, or equal blocks."""
 
     def __init__(self, step: Step) -> None:
         self.unit: Step = step
-        """One round; the step itself if nothing much is repeated."""
+        """One round; the step itself if it repeats little."""
         self.n = 1
         self.coverage = 0.0
-        """Share of the step's calls that are in a row of rounds."""
+        """Share of the step's calls that are in consecutive rounds."""
         self.share = 1.0
         """Share of the step's calls that are in one round."""
         self.novelty = 0.0
-        """Share of the step's kinds of calls that a round has."""
+        """Share of the step's distinct calls that a round has."""
         codes = step.bytes * N_ROLES + step.roles
         n_kinds = len(np.unique(codes))
         best, found = MIN_ROUNDS, None
@@ -147,7 +147,7 @@ class Rounds:
 
 
 def _inner_lags(codes: Ints) -> list[int]:
-    """Distances between positions of the rarest calls that come again, shortest first."""
+    """Distances between positions of the rarest repeated calls, shortest first."""
     values, counts = np.unique(codes, return_counts=True)
     again = np.argsort(counts, kind="stable")
     lags: set[int] = set()
@@ -169,7 +169,7 @@ def _longest_row(same: npt.NDArray[np.bool_]) -> tuple[int, int]:
 
 
 def _gaps_without(gaps_us: Floats, keep: npt.NDArray[np.bool_]) -> Floats:
-    """Gaps of the calls that stay; the gap before a dropped call is added to that of the next one."""
+    """Gaps of the calls to keep; the gap before a dropped call is added to the next one's."""
     if keep.all():
         return gaps_us
     passed = np.cumsum(gaps_us)
@@ -177,9 +177,9 @@ def _gaps_without(gaps_us: Floats, keep: npt.NDArray[np.bool_]) -> Floats:
 
 
 def _replica_sums(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
-    """True for second halves of a send: shards that are summed over replicas as soon as they are scattered.
+    """True for shards that are summed over replicas directly after they are scattered.
 
-    Activations are summed in forward too, where nothing is scattered, so sizes that ever come otherwise stay.
+    Activations are summed in forward, too, where nothing is scattered. So sizes that also come elsewhere stay False.
     """
     reduces = roles == REDUCE
     follows: npt.NDArray[np.bool_] = reduces & (np.roll(roles, 1) == SCATTER) & (n_bytes <= np.roll(n_bytes, 1))
@@ -194,9 +194,9 @@ def _replica_sums(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
 def _no_activations(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
     """False for activations.
 
-    These are what is gathered and scattered again all over (sequence parallelism), else all-reduces of one size with
-    gathers of that size between them (P_a), else the commonest all-reduce that cannot be gradients, if it is common
-    enough.
+    Activations are calls that are gathered and scattered all over the step (sequence parallelism), else all-reduces of
+    one size with gathers of that size between them (P_a), else the most frequent all-reduce that cannot be gradients,
+    if it is frequent enough.
     """
     pairs = _gathered_and_scattered(roles, n_bytes)
     if pairs.any():
@@ -209,13 +209,13 @@ def _no_activations(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
         if count > most and _alternate(roles[of_size] == GATHER) and _may_be_partitioned(roles, of_size):
             partitioned, most = of_size, count
     if most:
-        return ~partitioned  # however many buckets there are beside them
+        return ~partitioned  # for any number of buckets beside them
     all_stay, n_left = np.ones(len(roles), np.bool_), int(counts.sum())
     for value, count in sorted(zip(values.tolist(), counts.tolist(), strict=True), key=itemgetter(1), reverse=True):
         if count < MIN_ACTIVATIONS or 2 * count < n_left:
             break
         of_size = (n_bytes == value) & ((roles == REDUCE) | (roles == GATHER))
-        # Gradients: parameters come in the same pieces or in as many bytes, or others are nearly as large.
+        # They are gradients if parameters have the same pieces or as many bytes, or if other calls are nearly as large.
         if (roles[of_size] == GATHER).any() or _are_the_model(roles, n_bytes, value) or has_nearly_equal(values, value):
             n_left -= count
             continue
@@ -225,31 +225,31 @@ def _no_activations(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
 
 
 def has_nearly_equal(values: Ints, n_bytes: int) -> bool:
-    """Whether others are nearly of this size: buckets are, whose last pieces differ; activations have one size."""
+    """Whether other calls have nearly this size: buckets do, as their last pieces differ; activations have one size."""
     distance = np.abs(values - n_bytes)
     return bool(((distance > 0) & (distance < NEARLY_EQUAL * n_bytes)).any())
 
 
 def _may_be_partitioned(roles: Ints, of_size: npt.NDArray[np.bool_]) -> bool:
-    """One gather after the only reductions returns what they reduced; activations are gathered in every block."""
+    """Whether gathers come in every block, as of activations; one gather after all reductions returns their result."""
     reduced = (roles == SCATTER) | (roles == REDUCE)
     return bool(np.count_nonzero(of_size & (roles == GATHER)) > 1 or (reduced & ~of_size).any())
 
 
 def _are_the_model(roles: Ints, n_bytes: Ints, chunk_bytes: int) -> bool:
-    """Whether all reductions together are what is returned, a whole number of times: equal chunks of gradients."""
+    """Whether all reductions are a multiple of what is returned, so that they may be equal chunks of gradients."""
     sent = n_bytes[(roles == SCATTER) | (roles == REDUCE)]
     returned = n_bytes[(roles == GATHER) | (roles == ROOTED)]
     if not len(returned) or 2 * chunk_bytes < sent.max():
         return False
     times = float(sent.sum()) / float(returned.sum())
-    # One or two gathers that are larger than a chunk may be a result, and happen to be a part of all activations.
+    # One or two gathers larger than a chunk may be a result whose size divides all activations by chance.
     most = 2 if len(returned) <= 2 and returned.sum() > (1 + WHOLE) * chunk_bytes else times
     return 1 - WHOLE < times < most + WHOLE and abs(times - round(times)) < WHOLE
 
 
 def _most_sizes_in_a_row(counted: npt.NDArray[np.bool_], n_bytes: Ints) -> int:
-    """The most sizes of the counted calls between two others, around the end."""
+    """Most distinct sizes of counted calls between two others, in a cyclic step."""
     at = np.flatnonzero(~counted)
     if not len(at) or not counted.any():
         return len(np.unique(n_bytes[counted]))
@@ -259,7 +259,7 @@ def _most_sizes_in_a_row(counted: npt.NDArray[np.bool_], n_bytes: Ints) -> int:
 
 
 def most_between(counted: npt.NDArray[np.bool_], bounds: npt.NDArray[np.bool_]) -> int:
-    """The most of the counted calls between two bounds, around the end."""
+    """Most counted calls between two bounds, in a cyclic step."""
     at = np.flatnonzero(bounds)
     n_counted = int(np.count_nonzero(counted))
     if not len(at) or not n_counted:
@@ -268,10 +268,10 @@ def most_between(counted: npt.NDArray[np.bool_], bounds: npt.NDArray[np.bool_]) 
 
 
 def _gathered_and_scattered(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
-    """True for gathers of the commonest size, if a scatter of it follows each, many pairs in a row, among other calls.
+    """True for gathers of the most frequent size, if scatters of it follow in many pairs, among other calls.
 
-    Parameters are not: in forward they are gathered and nothing is scattered. In backward sequence parallelism may
-    gather twice, the gradient and the input, before it scatters.
+    Parameters do not look like that: in forward they are gathered, and nothing is scattered. In backward, sequence
+    parallelism may gather twice, the gradient and the input, before it scatters.
     """
     none = np.zeros(len(roles), np.bool_)
     gathers = roles == GATHER
@@ -292,9 +292,9 @@ def _gathered_and_scattered(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]
 
 
 def come_back_soon(is_gather: npt.NDArray[np.bool_]) -> bool:
-    """Whether a scatter follows nearly each gather of one size at once or after one more, and a gather is before each.
+    """Whether nearly each gather of one size has a scatter after it, at once or after one more gather.
 
-    Forward gathers the parameters of three units or more before anything is scattered.
+    Forward gathers the parameters of at least three units before any scatter.
     """
     after, second = np.roll(is_gather, -1), np.roll(is_gather, -2)
     n_gathers, n_scatters = int(np.count_nonzero(is_gather)), int(np.count_nonzero(~is_gather))
@@ -304,12 +304,12 @@ def come_back_soon(is_gather: npt.NDArray[np.bool_]) -> bool:
 
 
 def _alternate(is_gather: npt.NDArray[np.bool_]) -> bool:
-    """Whether gathers come one by one between all-reduces: stretches of them are updated parameters, no activations."""
+    """Whether gathers come singly between all-reduces: consecutive gathers are updated parameters, not activations."""
     return bool(2 * np.count_nonzero(is_gather & ~np.roll(is_gather, 1)) >= np.count_nonzero(is_gather))
 
 
 def _longest_stretch(is_reduction: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    """(begin, length) of the longest run without a reduction, around the end; (0, 0) if there is none."""
+    """(begin, length) of the longest stretch without a reduction in a cyclic step; (0, 0) if there is none."""
     at = np.flatnonzero(is_reduction)
     n = len(is_reduction)
     if not len(at):

@@ -1,10 +1,10 @@
-"""Cuts a sequence of collectives into training steps without being told where they begin.
+"""Cuts a sequence of collectives into training steps whose beginnings are unknown.
 
-Training repeats itself, so a step is the period of the sequence. A period is believed once two whole ones
-were seen; of several, the one that explains the longest stretch up to now: the micro-steps of an accumulation
-explain less than the step they are part of. From then on each new call is compared with the one a period ago,
-which costs next to nothing; a call lost or out of order disturbs two periods and nothing else. If records are
-lost so often that no two periods are the same, several are aligned (alignment.py).
+Training repeats itself, so a step is the period of the sequence. A period counts once two whole ones were seen. Of
+several, the one that explains the longest stretch up to now counts: micro-steps explain less than their whole step.
+From then on each new call is compared with the one a period ago, which costs little. A call that is lost or out of
+order disturbs only two periods. If records are lost so often that no two periods are equal, several are aligned
+(alignment.py).
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ MAX_PAIRS: Final = 3
 SHORTEST_END: Final = 24
 STEPS_TO_TRUST: Final = 3
 CALLS_TO_TRUST: Final = 64
-"""A period is doubted until it has held for this many steps and calls."""
+"""A period is certain once it has held for this many steps and calls."""
 BEGUN_SHARE: Final = 0.05
-"""Share of a step that must have come again before it is waited for."""
+"""Share of a step that must have come again before the search waits for the rest."""
 SEARCH_GROWTH: Final = 0.2
-"""A search is repeated when the history has grown by this share since the last one, or when it may have an end."""
+"""A search is repeated once the history has grown by this share, or once a step may be complete."""
 SHARE_LEFT: Final = 0.75
 """A shorter period replaces a step that lost calls only if it is at least this share of it."""
 FOREIGN_CALLS: Final = 16
 FOREIGN_SHARE: Final = 0.75
-"""A step is over when FOREIGN_CALLS calls, and this share of those since it was doubted, are not its own."""
+"""A step is over if FOREIGN_CALLS calls, and this share of those since the first doubt, are not its own."""
 MAX_FOREIGN: Final = 64
 OWN_PER_FOREIGN: Final = 3
-"""Calls of an aligned step that make up for one that it does not have."""
+"""Calls of an aligned step that outweigh one foreign call."""
 BREAKS_TO_ALIGN: Final = 3
-"""Disturbances of a step that is known, before several are aligned."""
+"""Disturbances of a known step before rounds are aligned."""
 CALLS_TO_ALIGN: Final = 48
 ALIGN_GROWTH: Final = 1 / 3
 """Least calls between two alignments, and least share of the history."""
 MAX_UNCHECKED: Final = 12
-"""Most steps between two votes on an aligned step that holds."""
+"""Most steps between two votes on an aligned step that still holds."""
 MUCH_LONGER: Final = 2.0
 """Aligned rounds must explain this many times the calls that repeat one by one."""
 WHOLE_CALLS: Final = 512
-"""After this many calls that repeat one by one, and at least six steps, records are no longer lost."""
+"""After this many calls that repeat one by one, and at least six steps, records are not lost any more."""
 WHOLE_STEPS: Final = 6
 
 
 class Found(NamedTuple):
-    """A period, the length of the stretch at the end that has it, and calls until a longer stretch may prove another.
+    """A period, the length of the final stretch that has it, and calls until a longer stretch may prove another.
 
-    Period and span are 0 if no stretch was seen twice; `wait` is 0 if none has begun to come again.
+    Period and span are 0 if no stretch was seen twice; `wait` is 0 if no stretch has begun to come again.
     """
 
     period: int
@@ -64,7 +64,7 @@ class Found(NamedTuple):
 
 
 def find_period(codes: Ints) -> Found:
-    """The period that explains the longest stretch up to now, if two whole ones were seen."""
+    """The period that explains the longest stretch up to now, if it was seen twice."""
     n = len(codes)
     best, best_span = 0, 0
     begun = []
@@ -82,10 +82,10 @@ def find_period(codes: Ints) -> Found:
 
 
 def _lags(codes: Ints) -> list[int]:
-    """Distances, shortest first, that a period may have: between positions of the rarest pairs of calls lately.
+    """Possible lengths of a period, shortest first: distances between positions of the rarest recent pairs of calls.
 
-    Lately: in the whole history and in ever shorter ends of it, so that short new steps show behind long old ones.
-    Pairs: where nothing is rare, the positions are where one kind of call gives way to another.
+    Recent means the whole history and ever shorter ends of it, so that short new steps show behind long old ones. Pairs
+    mark changes between kinds of calls even if no single call is rare.
     """
     pairs, n_end = paired(codes), len(codes)
     lags: set[int] = set()
@@ -100,34 +100,34 @@ class StepCutter:
 
     def __init__(self) -> None:
         self.period = 0
-        """Calls per step; 0 = not known yet."""
+        """Calls per step; 0: not known yet."""
         self.n_alike = 0
-        """Calls up to now that repeat the step known, one by one; 0: the last one did not, or rounds are aligned."""
+        """Newest calls that repeat the known step one by one; 0: the last one did not, or rounds are aligned."""
         self._codes = np.zeros(2 * MAX_CALLS, np.int64)
         self._gaps = np.zeros(2 * MAX_CALLS, np.float64)
         self._n = 0
         """Calls in the history."""
         self._total = 0
-        """Calls ever; the next five count by it."""
+        """Number of all calls so far; the next five attributes are such numbers."""
         self._searched_at = 0
         self._due_at = 0
-        """When a step that has begun to come again will be complete; 0 = none has."""
+        """When a step that has begun to come again will be complete; 0: none has."""
         self._align_at = CALLS_TO_ALIGN
         self._align_pause = CALLS_TO_ALIGN
         self._aligned_at = 0
-        """When the step ended that was aligned last."""
+        """When the last aligned step ended."""
         self._step = np.zeros(0, np.int64)
-        """Two rounds of the step that was recognised last."""
+        """Two rounds of the last recognised step."""
         self._is_aligned = False
-        """The step does not repeat call by call: most of several aligned rounds have it."""
+        """The step does not repeat call by call: it is the majority of several aligned rounds."""
         self._n_disturbed = 0
-        """Calls since the step was put in question; 0 = it is not."""
+        """Calls since the first doubt about the step; 0: there is none."""
         self._n_foreign = 0
-        """Calls since then that the step does not have."""
+        """Foreign calls since then: the step does not have them."""
         self._foreign: set[int] = set()
-        """Calls that came once since, and that an aligned step does not have."""
+        """Foreign calls that came once since then, for an aligned step."""
         self._n_breaks = 0
-        """Times that the step was disturbed since rounds were aligned last."""
+        """Disturbances of the step since the last alignment."""
         self._quiet_after = 0
 
     @property
@@ -145,12 +145,12 @@ class StepCutter:
 
     @property
     def is_over(self) -> bool:
-        """What comes now is not the step known, and nothing has repeated yet."""
+        """Whether new calls are not the known step's, and no other step is known yet."""
         share = 0.0 if self._is_aligned else FOREIGN_SHARE
         return self._n_foreign >= max(FOREIGN_CALLS, share * self._n_disturbed)
 
     def add(self, codes: Ints, gaps_us: Floats) -> bool:
-        """Take in calls; True when a (new) period was found."""
+        """Take in calls; True if a (new) period was found."""
         found = False
         for start in range(0, len(codes), MAX_CALLS):
             found |= self._add(codes[start : start + MAX_CALLS], gaps_us[start : start + MAX_CALLS])
@@ -183,8 +183,8 @@ class StepCutter:
         return self._align(found) or found
 
     def _disturbed(self, codes: Ints, differs: npt.NDArray[np.bool_]) -> None:
-        """Count what is not as one period ago."""
-        if not self._n_disturbed:  # what has held for long holds again soon; else it may be part of a step
+        """Count calls that differ from those one period ago."""
+        if not self._n_disturbed:  # a step that has held for long holds again soon; another may be part of a longer one
             self._quiet_after = self.period
         if self.n_alike:
             self._n_disturbed = self._n_foreign = 0
@@ -194,7 +194,7 @@ class StepCutter:
         self._n_foreign += len(codes) - int(np.isin(codes, self._step).sum())
 
     def _search(self) -> bool:
-        """Look for calls that repeat one by one; True when they are another step."""
+        """Search for calls that repeat one by one; True if they are another step."""
         if self._total - self._searched_at < self._pause() and not self._is_due:
             return False
         found = self._find()
@@ -203,7 +203,7 @@ class StepCutter:
         return self._take(found.period)
 
     def _align(self, has_found: bool) -> bool:
-        """Align several rounds, unless the step is known for sure; True when they are another step."""
+        """Align several rounds, unless the step is certain; True if they are another step."""
         if self._total < self._align_at - has_found * self._align_pause * 3 // 4:
             return False
         if self.period and not has_found and self._n_breaks < BREAKS_TO_ALIGN:
@@ -213,14 +213,14 @@ class StepCutter:
         self._n_breaks, self._align_at = 0, self._total + self._align_pause
         n_alike = _n_alike(end, self.period) if self.period else 0
         if n_alike >= 2 * self.period and len(end) < MUCH_LONGER * n_alike:
-            return False  # what repeats call by call is nearly all there is
+            return False  # nearly all calls repeat one by one
         found = find_consensus(end)
         if found is None or (n_alike and found.n_breaks < BREAKS_TO_ALIGN) or found.n_explained < MUCH_LONGER * n_alike:
             return False
         return self._known(found.step)
 
     def _known(self, step: Ints) -> bool:
-        """An aligned step is the one from now on; True when it is another one."""
+        """Take an aligned step as the known one; True if it is another one."""
         is_news = len(step) != self.period or not _contains(self._step, step)
         self.period, self._step, self._is_aligned = len(step), np.tile(step, 2), True
         self.n_alike = self._n_foreign = 0
@@ -231,7 +231,7 @@ class StepCutter:
         return is_news
 
     def _follow(self, codes: Ints) -> bool:
-        """Go on with an aligned step; True when it turns out to be another."""
+        """Compare new calls with an aligned step; True if it turns out to be another."""
         foreign = codes[~np.isin(codes, self._step)].tolist()
         comes_again = len({*foreign} - self._foreign) < len(foreign)  # then it belongs to another step
         self._foreign = {*foreign, *(self._foreign if len(self._foreign) < MAX_FOREIGN else ())}
@@ -255,7 +255,7 @@ class StepCutter:
         return self._align(found_again) or found_again
 
     def _is_whole(self, found: Found) -> bool:
-        """Whether calls that repeat one by one are to replace an aligned step: not rounds of it that lost calls."""
+        """Whether calls that repeat one by one replace an aligned step; its own rounds with lost calls do not."""
         if found.period == self.period and _contains(self._step, self.codes[-found.period :]):
             return found.span >= max(WHOLE_CALLS, WHOLE_STEPS * self.period)
         return found.span >= 2 * self.period and found.period >= SHARE_LEFT * self.period
@@ -277,12 +277,12 @@ class StepCutter:
         return found
 
     def _settle(self) -> bool:
-        """The known step holds again, or has held for long enough: search for a longer one that it is part of."""
+        """The known step holds again, or has held for long enough: search for a longer one that includes it."""
         self._n_disturbed = self._n_foreign = 0
         return self._take(max(self._find().period, self.period))
 
     def _take(self, period: int) -> bool:
-        """The last `period` calls are a step from now on; False when it is the one known already."""
+        """Take the last `period` calls as the step; False if it is the known one."""
         step = self.codes[-period:]
         if period == self.period and not self._is_aligned and _contains(self._step, step):
             return False
@@ -294,15 +294,15 @@ class StepCutter:
         return is_news
 
     def _pause(self) -> float:
-        """Calls to wait for between two searches; many, if nothing has repeated in a long time."""
+        """Calls between two searches; many if nothing has repeated for a long time."""
         n_searched = self._n_disturbed if self.period else min(self._searched_at, SHORTEST_END)
         return SEARCH_GROWTH * n_searched if n_searched < MAX_CALLS else MAX_CALLS / 2
 
     def _is_news(self, found: Found) -> bool:
-        """Parts of the old step repeat as long as it lasts: they replace it only when they go on for longer.
+        """Whether a found period replaces the old step; a part of the old step does so only if it goes on for longer.
 
-        Two rounds of a part that the old step does not have in a row are news, but for a step that lost a few calls:
-        it repeats once beside the whole one before.
+        Two rounds of a part replace it if the old step does not have them in sequence. The exception is a step that
+        lost a few calls: it repeats once beside the whole one before.
         """
         if found.period >= self.period or found.span >= 2 * self.period + found.period:
             return True
@@ -311,27 +311,27 @@ class StepCutter:
 
 
 def _n_alike(codes: Ints, period: int) -> int:
-    """Calls at the end that repeat with a period, the first round included."""
+    """Calls at the end that repeat with a period, including the first round."""
     differs = codes[period:][::-1] != codes[:-period][::-1]
     return period + (int(differs.argmax()) if differs.any() else len(differs))
 
 
 def _comes_again(codes: Ints) -> bool:
-    """Whether the last two calls stand in `codes` before: if not, no search is worth its time."""
+    """Whether the last two calls occur in `codes` before; if not, no search is worth its time."""
     return bool(((codes[:-2] == codes[-2]) & (codes[1:-1] == codes[-1])).any()) if len(codes) > 2 else False
 
 
 def _looked_back(before: int, now: int) -> int:
-    """Calls to search while no step is known: every second time twice as far back as the times between.
+    """Calls to search while no step is known: every second search goes twice as far back as those between.
 
-    So a short step shows at once behind much that never repeated, and a long one when a fifth of it is new.
+    So a short step is found soon after a long sequence without repetition, and a long one once a fifth of it is new.
     """
     pause = int(SEARCH_GROWTH * SHORTEST_END)
     return SHORTEST_END << (before // pause ^ now // pause).bit_length()
 
 
 def _contains(codes: Ints, part: Ints) -> bool:
-    """Whether `part` stands in `codes` as it is."""
+    """Whether `codes` contain `part`."""
     for start in np.flatnonzero(codes[: len(codes) - len(part) + 1] == part[0]).tolist():
         if np.array_equal(codes[start : start + len(part)], part):
             return True

@@ -1,9 +1,9 @@
-"""Keeps what is no part of training out of its sequence: a checkpoint's gathers, a forward pass to evaluate.
+"""Keeps interruptions, such as a checkpoint's gathers or an evaluation, out of training's sequence.
 
-Between two steps a job may gather parameters and optimizer states to write them down. That comes seldom, reduces
-nothing, and training goes on as before. So calls that a known step does not have are held back until it is clear what
-they are: with foreign reductions, or with others of them in the very next step, another kind of training has begun;
-when more than a whole step passes without, the old one goes on, and what came between is left out.
+Between two steps a job may gather parameters and optimizer states to save them. That is rare, reduces nothing, and
+training goes on as before. So calls that a known step does not have are held back. If they include reductions, or come
+again in the next step, another kind of training has begun. If more than a whole step passes without them, the old one
+goes on, and they are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ....store.records import Collective
 from .anatomy import TINY_BYTES, Floats, Ints
 
 MAX_HELD: Final = 8192
-"""Calls that are held back at most; of a longer stretch the end is kept."""
+"""Most calls that are held back; of a longer stretch the end is kept."""
 _REDUCTIONS: Final = (Collective.all_reduce, Collective.reduce_scatter, Collective.reduce)
 
 Call = tuple[int, float]
@@ -25,33 +25,33 @@ Call = tuple[int, float]
 
 
 class Interruptions:
-    """Stands between a sequence and the cutter of its steps."""
+    """Filters a sequence before it is cut into steps."""
 
     def __init__(self) -> None:
         self._known: Ints = np.zeros(0, np.int64)
         self._last: list[int] = []
-        """As many calls as a step has: those that passed last."""
+        """The calls that passed last, as many as a step has."""
         self._held: list[Call] = []
         self._n_since = 0
-        """Calls since the last that the step does not have."""
+        """Calls since the last foreign one."""
         self._has_reduced = False
-        """Whether one of them was a reduction."""
+        """Whether a foreign call was a reduction."""
 
     @property
     def is_watching(self) -> bool:
-        """Whether a step is known; else everything passes."""
+        """Whether a step is known; if not, everything passes."""
         return bool(self._last)
 
     def expect(self, step: Ints) -> None:
-        """Set the calls of one step, which ends with the newest call that passed; empty: no step is known."""
+        """Set the calls of one step that ends with the newest call that passed; empty: no step is known."""
         self._known, self._last = np.unique(step), step.tolist()
 
     def passed(self, codes: Ints, gaps_us: Floats) -> tuple[Ints, Floats]:
-        """Calls known by now to belong to training, in their order; others are held back."""
+        """Calls that are now known to belong to training, in order; others are held back."""
         if not self.is_watching:
             if not self._held:
                 return codes, gaps_us
-            held = self._released(0)  # from when a step was known
+            held = self._released(0)  # calls of a time when a step was known
             before = np.array([code for code, _ in held], np.int64), np.array([gap for _, gap in held], np.float64)
             return np.concatenate([before[0], codes]), np.concatenate([before[1], gaps_us])
         is_known = self._known[np.minimum(np.searchsorted(self._known, codes), len(self._known) - 1)] == codes
@@ -73,7 +73,7 @@ class Interruptions:
             self._last = (codes if len(codes) >= n_calls else [*self._last, *codes])[-n_calls:]
 
     def _decided(self, call: Call, *, is_known: bool, reduces: bool) -> list[Call]:
-        """What may pass now that this call has come."""
+        """The calls that may pass after this call."""
         if not self.is_watching or (not self._held and (is_known or reduces)):
             return [call]
         self._held.append(call)
@@ -93,7 +93,7 @@ class Interruptions:
         """Index of the held call with which training goes on.
 
         It comes after the last foreign call, and after calls that only look like the step's: some tensors are as large
-        as what a step gathers. What passed before ends somewhere in a step, which goes on from there.
+        as the step's gathers. The calls that passed before end within a step, which goes on from there.
         """
         first = len(self._held) - self._n_since
         codes = [code for code, _ in self._held]

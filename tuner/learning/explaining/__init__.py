@@ -1,1 +1,1 @@
-"""Decisions told to people; nothing is decided here."""
+"""Explains decisions to people; decides nothing."""

@@ -19,10 +19,10 @@ from .words import Z_90
 
 class _Measured(NamedTuple):
     us: float | None
-    """Mean of the calls' logs, stragglers clipped: what verdicts compare."""
+    """Mean of the calls' logs with stragglers clipped; verdicts compare these."""
     n_calls: int
     spent_us: float
-    """What trying it has cost over the incumbent, as the budget counts it."""
+    """What the budget was charged for trying it, beyond the incumbent's time."""
 
 
 _NOT_MEASURED: Final = _Measured(None, 0, 0.0)
@@ -39,17 +39,16 @@ def decision(
     field: CandidateTable,
     evidence: CallEvidence,
 ) -> Decision:
-    """The record of one decision, with the whole field it was taken from.
+    """The record of one decision, with all options of its key.
 
-    Predictions are those of when the key was last looked at, with what was measured of each candidate since. Until a
-    key is looked at they are the starting guess, and say so (`is_guess`).
+    Predictions are those of the last look at the key with later measurements, or the starting guess (`is_guess`).
 
     Args:
-        model_id: model that predictions rest on; "" without one.
-        epoch: of the plan that carries the decision out.
+        model_id: model behind the predictions; "" without one.
+        epoch: epoch of the plan that carries the decision out.
         now_s: time of the decision, seconds since the epoch.
-        field: options of its key with their starting guesses.
-        evidence: what was measured in the regime in force.
+        field: options of the key with their starting guesses.
+        evidence: measurements of the regime in force.
 
     Returns:
         The record for the store.
@@ -99,14 +98,15 @@ def decision(
 
 
 def why_tried(now_us: float | None, mean_us: float | None, low_us: float | None) -> str:
-    """Words to add where a trial is predicted to be no faster than what runs now.
+    """Words to add if a trial is predicted to be no faster than what runs now.
 
     Args:
-        now_us: mean duration of what runs now; None: unknown, as are the others.
-        low_us: low end of the 90 % interval of that.
+        now_us: mean duration of what runs now; None: all three are unknown.
+        mean_us: predicted mean duration of the trial.
+        low_us: low end of that prediction's 90 % interval.
 
     Returns:
-        A clause for the reason; "" where the trial is predicted to be faster.
+        A clause for the reason; "" if the trial is predicted to be faster.
     """
     if now_us is None or mean_us is None or low_us is None or mean_us < now_us:
         return ""
@@ -117,16 +117,16 @@ def why_tried(now_us: float | None, mean_us: float | None, low_us: float | None)
 
 
 def guessed(state: KeyState, field: CandidateTable) -> list[dict[str, Any]]:
-    """The starting guess of every option, best first, as `Decision.alternatives` has them."""
+    """The starting guess of every option, best first, as in `Decision.alternatives`."""
     return _alternatives(field, _intervals(field.table[:, 4], field.table[:, 5]), {}, state, is_guess=True)
 
 
 def _up_to_date(
     mean: list[float], spread: list[float], key: int, slots: list[int], field: CandidateTable, evidence: CallEvidence
 ) -> tuple[Floats, Floats]:
-    """An opinion (log) with what was measured since the key was looked at, as in windows of another plan.
+    """A prediction (log), updated by measurements since the key was last looked at.
 
-    An opinion that includes the measurements is no wider than their noise: where it is wider, it is older than they.
+    If the prediction is wider than the measurements' noise, it does not include them yet.
     """
     sigma = float(evidence.sigma(key))
     for slot in slots:
@@ -141,7 +141,7 @@ def _up_to_date(
 
 
 def _intervals(mean: Floats, spread: Floats) -> list[list[float]]:
-    """Microseconds by option: what is expected, and both ends of the 90 % interval."""
+    """Microseconds by option: the expected duration and both ends of its 90 % interval."""
     half = Z_90 * spread
     ends: list[list[float]] = np.exp(np.array([mean, mean - half, mean + half])).round(3).T.tolist()
     return ends

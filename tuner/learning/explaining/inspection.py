@@ -1,4 +1,4 @@
-"""What a brain shows of itself, to tools and tests: copies, by which nothing can be changed."""
+"""What a brain shows to tools and tests: copies, so that nobody can change the brain through them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Reasons = Mapping[Candidate, str]
 
 
 class KeyView(NamedTuple):
-    """One key as it is now."""
+    """The present state of one key."""
 
     key: DecisionKey
     incumbent: Candidate
@@ -50,42 +50,42 @@ class KeyView(NamedTuple):
     """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
     provisional: Candidate | None
     provisional_is_proven: bool
-    """By earlier jobs."""
+    """Earlier jobs proved it."""
     usual: Candidate
     """What runs when nothing is on trial."""
     default_setting: Candidate | None
-    """What NCCL ran here when left alone; None: not seen yet."""
+    """What NCCL ran here by its own choice; None: not seen yet."""
     n_channels: int
-    """What the incumbent runs with, as far as that is known; else 0."""
+    """The incumbent's channels; 0 if unknown."""
     max_channels: int
-    """More were found to slow training down."""
+    """More channels slow training down, as a variant of the plan showed."""
     tried: tuple[Candidate, ...]
-    """In that order."""
+    """In the order of their trials."""
     banned: Reasons
     """Not tried again while the network is as it is."""
     retired: Reasons
     """Tried again after all others."""
     n_withdrawn: int
-    """How often steps spoke against what was promoted here."""
+    """How often a promoted setting was withdrawn because steps were slower."""
     rests_until_step: int
-    """Nothing is tried before it."""
+    """No trial begins before this step."""
     is_watched: bool
-    """Steps with the incumbent are still compared with steps of before it was promoted."""
+    """Steps with the incumbent are still compared with steps before its promotion."""
 
 
 class Prediction(NamedTuple):
-    """What a call with one setting takes."""
+    """The predicted and measured duration of a call with one setting."""
 
     us: float
-    """As expected by all that is known."""
+    """Expected from all that is known now."""
     std: float
-    """Standard deviation (log) of that."""
+    """Standard deviation (log) of `us`."""
     guessed_us: float
-    """As expected when the job began."""
+    """Expected when the job began."""
     measured_us: float | None
-    """In this regime; None where it has not run."""
+    """Measured in this regime; None if it has not run."""
     n_calls: int
-    """That were measured in this regime."""
+    """Calls measured in this regime."""
 
 
 class VariantView(NamedTuple):
@@ -93,23 +93,23 @@ class VariantView(NamedTuple):
 
     name: str
     settings: Mapping[DecisionKey, Candidate]
-    """What it runs instead of what keys would by themselves."""
+    """The settings that differ from what the keys would run without it."""
 
 
 class PlanView(NamedTuple):
-    """The newest plan, be it in force or on its way; of a first look the one it gives way to."""
+    """The newest plan, in force or on its way; for a first look, the plan that follows it."""
 
     plan: Plan
     settings: Mapping[DecisionKey, Candidate]
-    """Of all keys that were known when it was made."""
+    """The settings of all keys that were known when the plan was made."""
     explores: frozenset[DecisionKey]
-    """Keys at which it runs something on trial."""
+    """Keys at which the plan runs a trial."""
     has_variant: bool
-    """It runs the variant."""
+    """Whether the plan runs the variant."""
 
 
 class Inspection:
-    """The part of a brain that only shows it."""
+    """The part of a brain that only shows its state."""
 
     settings: Any
     """`BrainSettings`, whose module imports this one."""
@@ -118,10 +118,10 @@ class Inspection:
     fabric_id: str
     _clock: Callable[[], float]
     _pending: list[tuple[Event, int]]
-    """Decisions that were not asked for yet, and the epoch of the plan that carries each out."""
+    """Decisions that nobody has read yet, and the epoch of the plan that carries each out."""
     _fingerprint: StageFingerprint
     _steps_of: Counter[Stage]
-    """Steps that ended while each stage was shown; none before one was."""
+    """Steps that ended while each stage was shown; empty before the first was shown."""
     _accounting: TrialAccounting
     _costs: CostPrior
     _regimes: Regimes
@@ -159,12 +159,12 @@ class Inspection:
 
     @property
     def stage(self) -> Stage:
-        """The kind of training that the job's collectives showed in most steps, since they first showed any."""
+        """The ZeRO stage that the job's collectives showed in most steps since they first showed one."""
         return max(self._steps_of, key=lambda stage: self._steps_of[stage], default=self._fingerprint.stage)
 
     @property
     def missing_evidence(self) -> MissingEvidence:
-        """Why no stage is shown."""
+        """What is missing to tell the stage."""
         return MissingEvidence.nothing if self.stage is not Stage.unknown else self._fingerprint.missing_evidence
 
     @property
@@ -174,12 +174,12 @@ class Inspection:
 
     @property
     def spent_percent(self) -> float:
-        """Exploration's cost so far in percent of training time."""
+        """The cost of exploration so far in percent of training time."""
         return 100.0 * self.budget.spent_us / self.budget.training_us if self.budget.training_us > 0 else 0.0
 
     @property
     def exposure(self) -> Exposure:
-        """The share of communication that computation waits for, as far as it is known."""
+        """The share of communication that computation waits for, and how it is known."""
         exposed = self._policy.trial_cost.exposed
         if exposed.is_measured:
             return Exposure(HowKnown.measured, *exposed.bounds)
@@ -193,7 +193,7 @@ class Inspection:
 
     @property
     def n_regimes(self) -> int:
-        """Networks the job has known: those that came back count once."""
+        """Regimes that the job has seen; one that came back counts once."""
         return self._regimes.n_changes + 1
 
     @property
@@ -212,7 +212,7 @@ class Inspection:
 
     @property
     def costs(self) -> CostPrior:
-        """What NCCL offers, and what it is believed to cost before anything is measured."""
+        """What NCCL offers, and its expected cost before anything is measured."""
         return self._costs
 
     @property
@@ -223,7 +223,7 @@ class Inspection:
 
     @property
     def plan(self) -> PlanView | None:
-        """The newest plan, be it in force or on its way; None while another daemon's is in force."""
+        """The newest plan, in force or on its way; None while another daemon's plan is in force."""
         latest = self._plans.latest
         if latest is None:
             return None
@@ -232,13 +232,7 @@ class Inspection:
         return PlanView(latest.plan, settings, explores, latest.variant is not None)
 
     def predicted(self, key: DecisionKey) -> Mapping[Candidate, Prediction]:
-        """What every setting that is offered at a key is believed to take, and what it took.
-
-        Args:
-            key: one that was seen.
-
-        Returns:
-            By setting, the baseline first; those that are not available are left out.
+        """The predicted and measured durations of every setting available at a key, the baseline first.
 
         Raises:
             KeyError: if the key was not seen.

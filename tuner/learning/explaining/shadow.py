@@ -1,7 +1,7 @@
-"""A brain in shadow: it decides and explains, and nothing that it decides ever runs.
+"""A brain in shadow: it decides and explains, but none of its plans ever runs.
 
-What it learns is what NCCL's own choices take, as nothing else does run. So it tells what it would use of what earlier
-jobs proved, what it would try first, and what a step should gain by that, all as predicted.
+It measures NCCL's own choices only. From these it predicts what it would use of earlier jobs' results, what it would
+try first, and how much time each step should save.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..policy.keys import KeyState
 from .words import Z_90
 
 FIRST_SUMMARY_STEP: Final = 50
-"""The first summary comes after so many steps, each further one after twice as many."""
+"""The first summary comes after this many steps, each further one after twice as many."""
 LEAST_STD: Final = 1e-6
-"""So that what is known for certain has an expected gain, too."""
+"""Least standard deviation: expected improvement is not defined for 0."""
 
 
 class PredictedGain(NamedTuple):
-    """What a step should gain, as a share of its time."""
+    """The predicted gain of a step, as a share of its time."""
 
     n_settings: int
     share: float
@@ -34,7 +34,7 @@ class PredictedGain(NamedTuple):
 
 
 class ShadowBrain(Brain):
-    """As `Brain`, but `propose` keeps its plans to itself."""
+    """A `Brain` whose `propose` returns no plan."""
 
     _next_summary_step = FIRST_SUMMARY_STEP
 
@@ -51,9 +51,9 @@ class ShadowBrain(Brain):
         return [msgspec.structs.replace(one, reason=f"in shadow: {one.reason}") for one in super().decisions()]
 
     def predicted_gain(self) -> PredictedGain:
-        """What a step should gain with what is proven or provisional, else with what is tried.
+        """The predicted gain of a step with proven and provisional settings, or else with trials.
 
-        Of what would be tried only gains count: it would be withdrawn where it turned out slower.
+        Trials count with their gains only: a slower one would be withdrawn.
         """
         budget, trial_cost = self.budget, self._policy.trial_cost
         if not budget.training_us:
@@ -72,7 +72,7 @@ class ShadowBrain(Brain):
         return PredictedGain(n_settings, share * saved_us / step_us, math.sqrt(variance) / step_us)
 
     def _predicted_us(self, state: KeyState) -> tuple[float, float] | None:
-        """What a call at one key should take less, and its standard deviation; None where NCCL's choice stays."""
+        """The time that a call at one key should save, and its standard deviation; None if NCCL's choice stays."""
         evidence = self._regimes.evidence
         tried = state.trial if state.usual.is_baseline else None
         setting = tried or state.usual

@@ -1,4 +1,4 @@
-"""What the policy says of gains and predictions, in words for people."""
+"""Gains and predictions of the policy in words for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Z_90: Final = 1.645
 
 
 def comparison(gain: float) -> str:
-    """A gain (log ratio of durations) in words: how much less time than the other it takes, or how much more."""
+    """A gain (log ratio of durations) in words: how much faster or slower."""
     if gain < 0:
         return f"{100.0 * math.expm1(-gain):.1f} % slower"
     return f"{saved(gain)} faster"
@@ -24,7 +24,7 @@ def saved(gain: float) -> str:
 
 
 def saved_with_doubt(gain: float, doubt: float) -> str:
-    """The share of time that a gain (log) saves, and the standard deviation of that."""
+    """The share of time that a gain (log) saves, and its standard deviation."""
     return f"{saved(gain)} faster than the baseline (give or take {100.0 * doubt:.1f})"
 
 
@@ -32,7 +32,7 @@ def predicted(log_us: float, std: float, usual_us: float, usual: Candidate) -> s
     """Why something is tried.
 
     Args:
-        log_us: what it should take, log microseconds.
+        log_us: predicted duration, log microseconds.
 
     Returns:
         A clause for the reason.
@@ -42,7 +42,7 @@ def predicted(log_us: float, std: float, usual_us: float, usual: Candidate) -> s
 
 
 def slower_steps(percent: float, n_others: int, n_with: int, n_without: int) -> str:
-    """Why something is withdrawn for what it does to steps.
+    """Why a setting is withdrawn: steps are slower with it.
 
     Args:
         percent: by how much steps were slower with it.
@@ -57,10 +57,10 @@ def slower_steps(percent: float, n_others: int, n_with: int, n_without: int) -> 
 
 
 def variant_ended(found: tuple[float, float] | None, cost_us: float, *, is_better: bool) -> str:
-    """What became of a variant of the plan.
+    """The outcome of a variant of the plan.
 
     Args:
-        found: by how much (log) steps were faster with it, and the standard deviation of that; None: no verdict.
+        found: by how much (log) steps were faster with it, and the standard deviation; None: no verdict.
 
     Returns:
         A clause for the reason.
@@ -77,5 +77,5 @@ def variant_ended(found: tuple[float, float] | None, cost_us: float, *, is_bette
 
 
 def pace(shift: float) -> str:
-    """Why steps of before are no yardstick any more: training has another pace, by `shift` (log)."""
+    """Why earlier steps are no reference any more: training's own pace changed by `shift` (log)."""
     return f"training's own pace changed: steps take {math.exp(shift):.2f} times as long with the same settings"

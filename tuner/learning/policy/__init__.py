@@ -1,1 +1,1 @@
-"""Choosing: evidence per (key, candidate), the posterior over what was not tried, budget, trials."""
+"""Chooses settings: evidence per (key, candidate), predictions for untried candidates, budget, trials."""

@@ -1,4 +1,4 @@
-"""Measurements attributed to what was asked, and turned into evidence, charges and alarms."""
+"""Attributes measurements to the requested settings and turns them into evidence, charges and alarms."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .surrogate import Surrogate
 Flags = npt.NDArray[np.bool_]
 
 CONFIRMED: Final = 2
-"""What showed as often is no accident."""
+"""Observations after which an effect is no accident."""
 ABSURD: Final = 10.0
-"""A call of this many times the incumbent's time may be a straggler: other calls of the same setting will tell."""
+"""A call that takes this many times the incumbent's time may be a straggler; the setting's next calls decide."""
 STRAGGLER_RATE: Final = 0.005
-"""One setting in twenty is catastrophically slow. Where fewer calls straggle, a single slow one is as good as proof."""
+"""About one setting in twenty is catastrophically slow. If fewer calls than this straggle, one slow call is proof."""
 
 
 class Catastrophe(NamedTuple):
@@ -37,7 +37,7 @@ class Catastrophe(NamedTuple):
 
 
 class TrialAccounting:
-    """Feeds one job's evidence; says what was catastrophically slow and what calls no longer take what they took."""
+    """Feeds one job's evidence; reports catastrophically slow settings and calls whose duration changed."""
 
     def __init__(self, budget: Budget, surrogate: Surrogate) -> None:
         self._budget = budget
@@ -46,23 +46,23 @@ class TrialAccounting:
         self._changes = ChangeDetector()
         self._means = StepMeans()
         self._held_us: dict[int, float] = {}
-        """By slot, what its first absurd call took beyond what is charged for it."""
+        """By slot, the time of its first call above `ABSURD` that was not charged."""
         self._connecting: deque[int] = deque(maxlen=KEPT)
         """Steps that connected something, until their record is here."""
         self._connections_us, self._n_connections = 0.0, 0
-        """What training waited for them, and how many they were."""
+        """How long training waited for connections, and their number."""
         self._n_refused: Counter[tuple[Family, tuple[int, int]]] = Counter()
-        """Calls that ran another algorithm and protocol than these, which were asked for."""
+        """By requested algorithm and protocol, the calls that ran another one."""
         self._n_usual, self._n_slow = 0, 0
-        """Calls of settings that are not on trial, and how many of them were slow as a catastrophe."""
+        """Calls of settings that are not on trial, and how many of them took as long as a catastrophe."""
         self.doubted: set[int] = set()
-        """Slots whose next call will tell whether the setting is slow."""
+        """Slots whose next call decides whether the setting is slow."""
         self.extra_us = StepSums()
-        """What exploration is known to have added to steps that were not judged yet."""
+        """The time that exploration added to each step that was not judged yet."""
         self.n_explored = 0
         """Calls that ran a setting on trial."""
         self.is_suspicious = False
-        """The newest calls of settings that are not on trial are not what they were: no time to compare with before."""
+        """The newest calls of settings outside trials take another time than before: comparisons must wait."""
 
     def reset(self) -> None:
         """A new regime began: deviations are counted afresh."""
@@ -74,13 +74,13 @@ class TrialAccounting:
 
     @property
     def connection_us(self) -> float:
-        """What training waits for a connection, as far as seen; 0 before the first."""
+        """How long training waits for a connection, on average; 0 before the first."""
         return self._connections_us / self._n_connections if self._n_connections else 0.0
 
     def refused(self, block: npt.NDArray[np.void], slots: Ints) -> Flags:
-        """Which calls (MEASUREMENT_FIELDS) ran another algorithm or protocol than their slots, shape [n], asked for.
+        """Which calls (MEASUREMENT_FIELDS) ran another algorithm or protocol than their slots (shape [n]) request.
 
-        What was refused `CONFIRMED` times and never ran as asked turns out not to be offered.
+        NCCL does not offer what it refused `CONFIRMED` times and never ran.
         """
         evidence, states = self._surrogate.evidence, self._tables.states
         algorithm, protocol = block["algorithm"], block["protocol"]
@@ -98,7 +98,7 @@ class TrialAccounting:
         return differs
 
     def forget_slow_firsts(self, slots: Ints, logs: Floats) -> None:
-        """Forget the only call of a slot that took more than twice as long as these: it connected something."""
+        """Forget a slot's only call so far if it took over twice as long as these: it connected something."""
         evidence = self._surrogate.evidence
         second = np.flatnonzero(evidence.n_calls[slots] == 1)
         if len(second):
@@ -106,12 +106,12 @@ class TrialAccounting:
             evidence.forget(slots[second[fell]])
 
     def shift(self, calls: Calls, steps: Ints, is_trial: Flags) -> float | None:
-        """How much calls deviate from what they used to take, once that is beyond doubt.
+        """The log ratio of calls' durations to their earlier ones, once a change is beyond doubt.
 
         Args:
             calls: grouped by slot.
-            steps: in which each ran, shape [n].
-            is_trial: keys that run a trial, shape [n_keys].
+            steps: the step of each call, shape [n].
+            is_trial: whether each key runs a trial, shape [n_keys].
 
         Returns:
             Log ratio; None as long as it is not beyond doubt.
@@ -132,7 +132,7 @@ class TrialAccounting:
             self.is_suspicious = abs(float(np.median((deviation / scale[of])[of_usual]))) > 1.0
         limits = CLIP * scale[of]
         clipped = np.clip(deviation, -limits, limits)
-        # What a setting used to take is the less certain the fewer its steps.
+        # The fewer steps a setting has, the less certain is its usual duration.
         clipped /= np.sqrt(1.0 + 1.0 / np.maximum(evidence.n_units[slots], 1))[of]
         for step in sorted(set(steps.tolist())):
             at = steps == step
@@ -150,19 +150,19 @@ class TrialAccounting:
     def charge(
         self, slots: Ints, logs: Floats, steps: Ints, *, exposed_share: Floats | float, connects: Flags | None = None
     ) -> Flags:
-        """Account for calls of what is tried or verified, and note at once what is catastrophically slow.
+        """Charge calls of settings that are tried or verified, and note at once what is catastrophically slow.
 
-        Only the `exposed_share` of what they took longer was waited for. Calls of incumbents among them cost nothing;
-        of a straggler no more counts than ten times the incumbent's time.
+        Training waited only for the `exposed_share` of their extra time. Incumbents' calls cost nothing. A straggler
+        costs at most ten times the incumbent's time.
 
         Args:
-            slots: of each call, shape [n], as the next two.
+            slots: slot of each call, shape [n]; so are the next two.
             logs: log microseconds.
-            exposed_share: of the time of calls, or of each, shape [n]: 0 where steps say what is to be charged.
-            connects: which of them connected something: how long they took says nothing about the setting.
+            exposed_share: one for all calls, or one for each, shape [n]; 0 if the step's own time is charged instead.
+            connects: which calls connected something: their durations say nothing about the setting.
 
         Returns:
-            Which calls say something about their setting.
+            Which calls are evidence on their setting.
         """
         says, evidence = np.ones(len(slots), np.bool_), self._surrogate.evidence
         excess = logs - self._usual_logs(slots)
@@ -185,7 +185,7 @@ class TrialAccounting:
         np.add.at(evidence.extra_us, slots, extra_us)
         self._hold(slots, beyond_us)
         says[known] = ~is_new | (excess <= 0.0)
-        # Nothing is ten times as slow by itself, but less than that may be the setting's own doing.
+        # No setting is ten times as slow by itself, but a smaller ratio may be the setting's effect.
         may_be_slow = is_new & (excess > LOG_CATASTROPHE) & (excess <= math.log(ABSURD))
         self.doubted |= {*slots[may_be_slow].tolist()}
         here = says[known]
@@ -199,7 +199,7 @@ class TrialAccounting:
         return found
 
     def connected(self, step: int, longer_us: float) -> bool:
-        """Whether a step connected something; what it took longer besides what calls were charged is charged now."""
+        """Whether a step connected something; if so, its extra time beyond the calls' charges is charged now."""
         if step not in self._connecting:
             return False
         self._connecting.remove(step)
@@ -210,7 +210,7 @@ class TrialAccounting:
     # ---- inside ---------------------------------------------------------------------------------------
 
     def _hold(self, slots: Ints, beyond_us: Floats) -> None:
-        """Charge no more than `ABSURD` times the usual time of the first call of a setting that took longer."""
+        """Charge a setting's first call above `ABSURD` times the usual time as if it had taken that."""
         extra_us = self._surrogate.evidence.extra_us
         for slot in sorted(set(slots[beyond_us > 0.0].tolist())):
             absurd_us = beyond_us[(slots == slot) & (beyond_us > 0.0)].tolist()
@@ -218,10 +218,10 @@ class TrialAccounting:
             self._held_us[slot] = 0.0 if slot in self._held_us or len(absurd_us) > 1 else absurd_us[0]
 
     def _doubtful(self, slots: Ints, excess: Floats, steps: Ints) -> list[int]:
-        """Note what is catastrophically slow; the slots that their calls say nothing about yet.
+        """Note what is catastrophically slow; return the slots whose calls are no evidence yet.
 
-        At once where several calls show it, or a single one without doubt; else when the next call shows it, too. A
-        single call leaves a doubt where calls straggle by themselves, and where the setting was not slow before.
+        Several slow calls are proof, and so is a single one without doubt; else the next call decides. A single call
+        leaves doubt if calls straggle by themselves, or if the setting was not slow before.
         """
         doubtful: list[int] = []
         evidence, states = self._surrogate.evidence, self._tables.states
@@ -246,7 +246,7 @@ class TrialAccounting:
         return doubtful
 
     def _usual_logs(self, slots: Ints) -> Floats:
-        """What incumbents' calls take (log us), shape [n]; NaN where it is unknown, and for the incumbent itself."""
+        """Incumbents' durations (log us), shape [n]; NaN if unknown, and for the incumbent itself."""
         evidence, states = self._surrogate.evidence, self._tables.states
         tried, of = grouped(slots, len(evidence))
         usual = np.full(len(tried), np.nan)

@@ -1,8 +1,8 @@
-"""Which trial of a key, if any, may begin, and the verdict on one that runs.
+"""Chooses the trial of a key that may begin, and gives the verdict on one that runs.
 
-It begins where NCCL offers it, expected improvement is worth it and the budget covers it. A trial's *risk* is what it
-costs until it can be withdrawn, in microseconds of training time, on average over the cases in which it is slower and
-those in which it is not. The trials of one window share what is left of the budget.
+A trial begins if NCCL offers the setting, its expected improvement is worth it and the budget covers its risk. The
+*risk* is the expected cost until the trial can be withdrawn, in microseconds of training time. The trials of one
+window share the rest of the budget.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .risk import Budget, TrialCost
 from .surrogate import Surrogate
 
 WORTHWHILE: Final = 0.003
-"""A trial must be expected to gain as much (log) beyond MIN_GAIN, nothing where it turns out slower."""
+"""Least expected improvement (log) of a trial beyond MIN_GAIN; a slower outcome counts as 0."""
 
 
 class Option(NamedTuple):
@@ -41,51 +41,51 @@ class Option(NamedTuple):
     worth_us: float
     """Expected gain per step."""
     risk_us: float
-    """What it costs on average until it can be withdrawn."""
+    """Expected cost until it can be withdrawn."""
     candidate: Candidate
     predicted_gain: tuple[float, float]
-    """By how much (log) it should be faster than what usually runs, and the standard deviation of that."""
+    """By how much (log) it should be faster than the usual setting, and the standard deviation."""
     reason: str
     once_us: float = 0.0
-    """What connecting it takes."""
+    """How long training waits for its connection."""
 
 
 class AcquisitionInput(NamedTuple):
-    """What a key's trial is chosen by; arrays have the shape of `options`."""
+    """What the choice of a key's trial depends on; arrays have the shape of `options`."""
 
     options: Sequence[Candidate]
     posterior: tuple[Floats, Floats]
     """Mean (log us) and standard deviation (log) of each."""
     usual: Candidate
-    """What mostly runs at the key."""
+    """The setting that usually runs at the key."""
     log_now: float
-    """Its log duration."""
+    """Log duration of `usual`."""
     room_us: float
     """What is left of the budget."""
     calls_per_step: float
     charged_calls: float
-    """Calls that a trial may run before it can be withdrawn, as far as the budget pays for their extra time."""
+    """Calls that a trial runs before it can be withdrawn, times the charged share of their extra time."""
     once_us: Floats | float = 0.0
-    """What each option costs besides, once: to be connected."""
+    """How long training waits once for each option's connection."""
     in_all_us: float = math.inf
-    """What is left of all steps' budget, which alone pays for connections: one may take more than a window has."""
+    """What is left of all steps' budget. It pays for connections, since one may cost more than a window earns."""
 
     @property
     def usual_us(self) -> float:
-        """Duration of what mostly runs."""
+        """Duration of `usual`."""
         return math.exp(self.log_now)
 
     @property
     def risk_us(self) -> Floats:
-        """What a trial of each costs on average until it can be withdrawn; nothing where it turns out faster."""
+        """Expected cost of a trial of each option until it can be withdrawn; a faster outcome counts as 0."""
         mean, spread = self.posterior
         return expected_excess(mean - self.log_now, spread) * self.usual_us * self.charged_calls
 
     def best(self, may_try: Callable[[Candidate], bool], last: Container[Candidate]) -> Option | None:
-        """The best trial that fits, if any, of those that may be tried at all; `last` come after all others."""
+        """The best trial that the budget covers among those that `may_try` allows; `last` come after all others."""
         (mean, spread), log_now, risk_us = self.posterior, self.log_now, self.risk_us
         improvement = expected_improvement(log_now - mean - MIN_GAIN, spread)
-        # However doubtful it is, the budget decides: what nobody looks at is never learned of.
+        # Doubtful options stay: the budget decides, since what nobody tries is never learned.
         once_us = np.broadcast_to(self.once_us, risk_us.shape)
         fits = (improvement >= WORTHWHILE) & (risk_us <= self.room_us) & (risk_us + once_us <= self.in_all_us)
         best_first = sorted(np.flatnonzero(fits).tolist(), key=improvement.item, reverse=True)
@@ -104,13 +104,13 @@ class AcquisitionInput(NamedTuple):
 
 
 CANARY_RATIO: Final = 50.0
-"""What a book tells of an algorithm and protocol that never ran here is tried where it would cost, were it so many
-times slower, what HORIZON_STEPS earn the budget at most: at small messages first.
+"""A canary whose algorithm and protocol never ran here might be this many times slower. It begins at a key where that
+would cost at most what HORIZON_STEPS earn the budget: at small messages first.
 """
 
 
 class Options:
-    """Asks what NCCL offers, what memory and the budget allow, and what is expected of it."""
+    """Chooses among what NCCL offers, memory allows and the budget covers."""
 
     def __init__(self, surrogate: Surrogate, budget: Budget, memory: MemoryGate, trial_cost: TrialCost) -> None:
         self._surrogate, self._tables = surrogate, surrogate.tables
@@ -118,10 +118,10 @@ class Options:
         self._memory = memory
         self._price = trial_cost
         self._canaries: list[tuple[KeyState, Candidate]] = []
-        """What the book's word was tried at, and with."""
+        """Canaries that began: the key and the setting."""
 
     def best(self, state: KeyState, *, canaries_only: bool = False) -> Option | None:
-        """The best trial of one key that fits what is left of the budget, be it of any kind; None if there is none."""
+        """The best trial of one key that the rest of the budget covers: a canary first; None if there is none."""
         posterior, evidence = self._surrogate.posterior(state), self._surrogate.evidence
         slots = [evidence.find(state.index, one) for one in (state.usual, state.incumbent)]
         slot = slots[0] if slots[0] is not None else slots[1]
@@ -149,10 +149,10 @@ class Options:
         return case.best(lambda one: self.may_try(state, one), state.retired)
 
     def _canary(self, state: KeyState, case: AcquisitionInput) -> Option | None:
-        """What the fleet's book says wins here, once. What it may cost is not the book's to say.
+        """A trial of what the fleet's book recommends, once per key. The risk comes from this job, not from the book.
 
-        What never ran here takes all that is left of the budget until it is measured: so it begins at one key. One
-        catastrophe, and nothing more is taken from the book.
+        A setting that never ran here reserves the rest of the budget until it is measured, so only one key tries it.
+        After one catastrophe no more canaries begin.
         """
         told = self._tables.knowledge.canary(state.key)
         if told is None or state.provisional is not None or any(tried in one.banned for one, tried in self._canaries):
@@ -178,7 +178,7 @@ class Options:
         )
 
     def _has_run(self, state: KeyState, candidate: Candidate) -> bool:
-        """Whether its algorithm and protocol were measured in the key's family."""
+        """Whether the candidate's algorithm and protocol were measured in the key's family."""
         evidence, places = self._surrogate.evidence, self._tables.places[:, :2]
         here = slice(len(evidence))
         algorithm, protocol = cell_of(candidate)
@@ -187,7 +187,7 @@ class Options:
         return bool((places[evidence.key[here][ran]] == places[state.index]).all(axis=1).any())
 
     def may_try(self, state: KeyState, candidate: Candidate) -> bool:
-        """Whether a trial of it may begin at all."""
+        """Whether a trial of the candidate may begin."""
         if candidate in (state.incumbent, state.provisional) or candidate in state.banned:
             return False
         if state.channels_of(candidate) > state.max_channels:
@@ -195,33 +195,33 @@ class Options:
         return self.may_run(state, candidate)
 
     def may_run(self, state: KeyState, candidate: Candidate) -> bool:
-        """Whether NCCL offers it and device memory allows it."""
+        """Whether NCCL offers the candidate and device memory allows it."""
         if not self._tables.offers(state.family, candidate):
             return False
         return self._memory.allows(self.what_runs(state, candidate), state.key.communicator)
 
     def would_connect(self, state: KeyState, candidate: Candidate) -> bool:
-        """Whether it would take memory that it has not taken yet, or may not run at all."""
+        """Whether the candidate would take memory that it has not taken yet, or may not run at all."""
         return not self._memory.is_connected(candidate, state.key.communicator) or not self.may_run(state, candidate)
 
     @staticmethod
     def what_runs(state: KeyState, candidate: Candidate) -> Candidate:
-        """The setting that is meant, NCCL's own where that is known."""
+        """The setting itself; for the baseline NCCL's own choice, if known."""
         return state.default_setting or candidate if candidate.is_baseline else candidate
 
 TRIAL_STEPS: Final = 8
-"""A trial that is still open after this many more steps of evidence is a tie: others come first now. What is probably
-faster is provisional from then on and so goes on being measured; what is not is tried again later. A key with nothing
-to try is looked at again after as many steps, and variants begin so long after the last trial.
+"""A trial that is still open after this many more steps of evidence is a tie. If the candidate is probably faster, it
+becomes provisional; else it is tried again later. This is also the pause before a key with nothing to try is looked at
+again, and between the last trial and variants.
 """
 WORTH_GOING_ON: Final = 0.001
-"""A trial ends when what it may still gain (log, expected) is less. What ends sooner is tried again, and steps that it
-slows down in secret are more in all.
+"""A trial ends if its expected improvement (log) is less. A larger limit would end trials sooner, but they would be
+repeated and would slow down more steps in all.
 """
 
 
 class TrialVerdict(Enum):
-    """What a trial's evidence says so far."""
+    """The verdict on a trial so far."""
 
     open = "open"
     better = "better"
@@ -230,16 +230,16 @@ class TrialVerdict(Enum):
 
 
 def judge(evidence: CallEvidence, state: KeyState, *, provisionals: bool = False) -> tuple[TrialVerdict, float, float]:
-    """TrialVerdict on the trial of a key, or on its provisional setting, against its incumbent; always-valid.
+    """Always-valid verdict on a key's trial, or its provisional setting, against its incumbent.
 
-    What earlier jobs measured may keep a provisional setting, but only what this job measures promotes anything. The
-    error levels of all that is tried at a key sum to FALSE_PROMOTION.
+    Earlier jobs' measurements may keep a provisional setting, but only this job's measurements promote one. The error
+    levels of all trials at a key sum to FALSE_PROMOTION.
 
     Args:
-        state: the key, which has a trial or provisional.
+        state: the key; it has a trial or a provisional setting.
 
     Returns:
-        TrialVerdict, measured gain (log) and half width of its interval.
+        The verdict, the measured gain (log) and the half width of its interval.
     """
     candidate = (state.provisional if provisionals else state.trial) or BASELINE
     slot, incumbent = evidence.find(state.index, candidate), evidence.find(state.index, state.incumbent)
@@ -258,7 +258,7 @@ def judge(evidence: CallEvidence, state: KeyState, *, provisionals: bool = False
     if usual is not None and usual != incumbent:
         contrast = evidence.contrast(usual, slot)
     expected, std = state.predicted_gain if usual is None else _weighed(state.predicted_gain, contrast)
-    edge = expected - MIN_GAIN  # that is expected where nothing turns out slower, and never more than in all
+    edge = expected - MIN_GAIN  # mean over the faster outcomes only; never more than the mean over all
     if edge < WORTH_GOING_ON and expected_improvement(edge, std) < WORTH_GOING_ON:
         return TrialVerdict.not_better, gain, half
     if evidence.units(slot) >= state.trial_until_units:
@@ -267,7 +267,7 @@ def judge(evidence: CallEvidence, state: KeyState, *, provisionals: bool = False
 
 
 def _weighed(predicted_gain: tuple[float, float], contrast: Contrast) -> tuple[float, float]:
-    """A gain (log) and its standard deviation: what was hoped for and measured."""
+    """A gain (log) and its standard deviation, from prediction and measurement."""
     (expected, std), (measured, pairs, sigma) = predicted_gain, contrast
     if not pairs:
         return predicted_gain

@@ -1,10 +1,10 @@
-"""Noticing that the network is not what it was: congestion, a neighbour's job, a recovered link.
+"""Detects changes of the network: congestion, another job, a recovered link.
 
-What runs is compared with what it used to take. A step's calls of one key share whatever the step suffered, so their
-mean is the unit; and where one step is like the one before, as in congestion that comes and goes by itself, only what
-is new in each counts (it is whitened by the correlation of neighbouring steps). These units are standardised, clipped
-and summed two-sidedly (Page-Hinkley): per key, and for all keys of a step together. Old regimes keep their evidence
-under a label; when measurements fit one of them again, it is taken back instead of learned anew.
+Each setting's calls are compared with their earlier durations. A step's calls of one key share that step's noise, so
+their mean is the unit. Neighbouring steps may be correlated, as in congestion that comes and goes; the units are
+whitened by that correlation. They are standardised, clipped and summed two-sidedly (Page-Hinkley), per key and for all
+keys of a step together. Old regimes keep their evidence under a label. If measurements fit an old regime again, its
+evidence is used again.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from ..knowledge import RERUN_STD
 from .observations import CLIP, ENOUGH, HORIZON_STEPS, LEAST_NOISE, CallEvidence, Columns
 
 ALLOWANCE: Final = 0.75
-"""Noise scales: half of a change by 5 % where steps scatter by 3 %, as Page-Hinkley has it."""
+"""Noise scales: half of a change by 5 % if steps scatter by 3 %, as Page-Hinkley recommends."""
 LIMIT: Final = 13.0
-"""Noise alone reaches that in one of exp(2 * ALLOWANCE * LIMIT), 300 million, units; where a coarse clock makes it
-lopsided, in one of 500,000.
+"""Noise alone reaches this sum in one of exp(2 * ALLOWANCE * LIMIT), 300 million, units. If a coarse clock skews the
+noise, it does in one of 500,000.
 """
 MIN_SHIFT: Final = 0.03
-"""Shifts (log) below this are drift: followed by the running means, not called a change."""
+"""A shift (log) below this is drift: the running means follow it, and no regime begins."""
 MOST_ALIKE: Final = 0.97
 MAX_REGIMES: Final = 8
-"""Networks that are remembered, the one in force included."""
+"""Regimes that are kept, including the one in force."""
 
 
 class FinishedSteps(NamedTuple):
-    """Steps of keys that are done: what is new in each, in noise scales, and how much (log) it deviates."""
+    """Finished units: the whitened deviation of each in noise scales, and its deviation (log)."""
 
     keys: Ints
-    """1 + key index, after 0 for all of them together where there are several."""
+    """1 + key index; 0 stands for all keys together, if there are several, and comes first."""
     new: Floats
     deviation: Floats
 
@@ -46,7 +46,7 @@ class ChangeDetector(Columns):
 
     def __init__(self) -> None:
         self._sums = np.zeros((0, 2))
-        """By key and direction (slower, faster), as the next two are, which concern the time since it was zero."""
+        """By key and direction (slower, faster); the next two count units and deviations since the sum was zero."""
         self._n = np.zeros((0, 2))
         self._total = np.zeros((0, 2))
 
@@ -56,7 +56,7 @@ class ChangeDetector(Columns):
             one[:] = 0.0
 
     def update(self, units: FinishedSteps) -> Ints:
-        """Take in what deviates from what calls used to take; the keys that changed, mostly none."""
+        """Take in deviations from earlier durations; return the keys that changed, mostly none."""
         keys = units.keys
         if not len(keys):
             return keys
@@ -71,7 +71,7 @@ class ChangeDetector(Columns):
         return np.flatnonzero((sums > LIMIT).any(axis=1)).astype(np.int64)
 
     def shift(self, keys: Ints) -> float:
-        """By how much (log) these keys have moved: their median, each since its sum was zero."""
+        """The median shift (log) of these keys, each since its sum was zero."""
         side = np.argmax(self._sums[keys], axis=1)
         return float(np.median(self._total[keys, side] / np.maximum(self._n[keys, side], 1.0)))
 
@@ -87,7 +87,7 @@ class StepMeans(Columns):
         """The unit before, standardised; 0 where there is none."""
         self._same, self._all = 0.0, float(HORIZON_STEPS)
         self._square, self._weight = 0.0, CLIP
-        """Sum of squares of steps of all keys together, and the weight of them and of a first guess."""
+        """Sum of squares of the units of all keys together, and its weight including a first guess."""
 
     @property
     def alike(self) -> float:
@@ -95,7 +95,7 @@ class StepMeans(Columns):
         return min(max(self._same / self._all, 0.0), MOST_ALIKE)
 
     def reset(self) -> None:
-        """A new regime began; how much neighbouring steps have in common is still true."""
+        """A new regime began; the correlation of neighbouring steps is kept."""
         self._n[:], self._last[:] = 0, 0.0
 
     def add(self, keys: Ints, deviation: Floats, step: int, sigma: Callable[[Ints], Floats]) -> FinishedSteps:
@@ -103,11 +103,11 @@ class StepMeans(Columns):
 
         Args:
             keys: key index of each call, shape [n].
-            deviation: of each call (log) from what it used to take, shape [n].
+            deviation: deviation (log) of each call from its earlier durations, shape [n].
             sigma: standard deviation of a unit (log), by key.
 
         Returns:
-            Keys whose unit of the step before is done, and what is new in these units.
+            The units of the step before that are finished now.
         """
         self.make_room(int(keys.max()) + 1)
         n_calls = np.bincount(keys, minlength=len(self._n))
@@ -126,7 +126,7 @@ class StepMeans(Columns):
     def _with_all(self, units: FinishedSteps) -> FinishedSteps:
         n_keys = len(units.keys)
         pooled = float(units.new.sum()) / math.sqrt(n_keys)
-        variance = max(1.0, (CLIP * n_keys + self._square) / self._weight)  # at first as if all said the same
+        variance = max(1.0, (CLIP * n_keys + self._square) / self._weight)  # at first as if all keys agreed
         kept = 1.0 - 1.0 / HORIZON_STEPS
         self._square = kept * self._square + min(pooled**2, CLIP**2 * variance)
         self._weight = CLIP + kept * (self._weight - CLIP) + 1.0
@@ -137,7 +137,7 @@ class StepMeans(Columns):
         known, alike = before != 0.0, self.alike
         new: Floats = np.where(known, (units - alike * before) / math.sqrt(1.0 - alike**2), units)
         if known.any():
-            # A change of the network would look like correlation, too, and hide itself: what is far off counts less.
+            # A change of the network looks like correlation, too, and would hide itself: outliers count less.
             one, other = (np.clip(both[known], -0.5 * CLIP, 0.5 * CLIP) for both in (units, before))
             kept = 1.0 - 1.0 / HORIZON_STEPS
             self._same = kept * self._same + float(np.mean(one * other))
@@ -146,11 +146,11 @@ class StepMeans(Columns):
 
 
 class Regimes:
-    """The evidence of every regime seen so far, the current one by `evidence`."""
+    """The evidence of every regime that is kept; `evidence` is the current one."""
 
     def __init__(self) -> None:
         self.every = [CallEvidence()]
-        """Of all that are remembered, the one in force last."""
+        """Evidence of all regimes that are kept; the one in force is last."""
         self.n_changes = 0
         self._settling = False
         self._shift = 0.0
@@ -161,18 +161,18 @@ class Regimes:
         return self.every[-1]
 
     def begin(self, shift: float) -> None:
-        """The network changed by `shift` (log): start afresh, keep what was known."""
+        """The network changed by `shift` (log): begin a new regime and keep the old ones."""
         self._shift, self._settling = shift, True
         self.n_changes += 1
         self.every = [*self.every[1 - MAX_REGIMES :], CallEvidence(self.n_changes)]
 
     def recognise(self) -> bool:
-        """Whether what was measured since `begin` fits an older regime, which then is in force again."""
+        """Whether measurements since `begin` fit an older regime; if so, it is in force again."""
         if not self._settling:
             return False
         current = self.evidence
         slots = np.flatnonzero(current.n_calls[: len(current)])
-        n_steps = int(current.n_units[slots].max(initial=0))  # the calls of one share what it suffered
+        n_steps = int(current.n_units[slots].max(initial=0))  # a step's calls share its noise
         self._settling = n_steps < 4 * ENOUGH
         for older in reversed(self.every[:-1]) if n_steps >= ENOUGH else ():
             found = [older.find(int(current.key[slot]), current.candidates[slot]) for slot in slots.tolist()]
@@ -181,7 +181,7 @@ class Regimes:
                 continue
             there = np.array([one for one, known in zip(found, is_known, strict=True) if known], np.int64)
             gaps = np.abs(current.centre(slots[is_known]) - older.centre(there))
-            within = min(2.0 * RERUN_STD, 0.5 * abs(self._shift))  # nearer than to what was just left
+            within = min(2.0 * RERUN_STD, 0.5 * abs(self._shift))  # nearer to it than to the regime before
             if float(np.median(gaps)) < within and float(np.mean(gaps)) < 4.0 * RERUN_STD:
                 self.every = [one for one in self.every[:-1] if one is not older] + [older]
                 self._settling = False

@@ -1,12 +1,12 @@
-"""Which candidate every key runs in the next window.
+"""Chooses the candidate that every key runs in the next window.
 
-Per key: an *incumbent* (the baseline until evidence says otherwise), at most one *trial*, and perhaps a *provisional*
-setting: a trial that ended faster than the incumbent, but not beyond doubt. Trials are picked by expected improvement,
-and begin only while the risk of all that run fits what is left of the budget. Both become incumbents by always-valid
-comparison of interleaved windows only. The Brain makes plans of these settings.
+A key has an *incumbent* (the baseline until evidence says otherwise), at most one *trial* and perhaps a *provisional*
+setting: a trial that ended faster than the incumbent, but not beyond doubt. Trials are chosen by expected improvement.
+One begins only if the rest of the budget covers the risk of all trials. A trial or provisional setting becomes the
+incumbent only by always-valid comparison of interleaved windows. The Brain makes plans of these settings.
 
-The work of one window is bounded whatever the number of keys: AT_ONCE trials are judged, MAX_NEW_TRIALS keys
-looked at for a new one; the others wait for a later window.
+The work of one window is bounded for any number of keys: AT_ONCE trials are judged, and MAX_NEW_TRIALS keys are
+looked at for a new one. The others wait for a later window.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ from .surrogate import Surrogate
 MAX_NEW_TRIALS: Final = 8
 """Keys looked at for a trial in one window."""
 PROVEN_GAIN: Final = (0.03, 0.03)
-"""Gain (log) of what earlier jobs proved, and its standard deviation: the network may be another by now."""
+"""Expected gain (log) of what earlier jobs proved, and its standard deviation: the network may have changed."""
 UNLUCKY_Z: Final = 2.33
-"""One trial in a hundred is slower than predicted by more standard deviations."""
+"""One trial in a hundred is slower than predicted by more than this many standard deviations."""
 NEVER_STEP: Final = 2**62
 NOT_OFFERED: Final = "NCCL does not offer it here"
 
 
 class Event(NamedTuple):
-    """One decision to be explained."""
+    """One decision, for the store and for people."""
 
     state: KeyState
     candidate: Candidate
     kind: DecisionKind
     reason: str
     step: int | None = None
-    """The step that showed it, where that is not the newest."""
+    """The step that led to the decision; None: the newest."""
 
 
 class WindowInput(NamedTuple):
-    """What is known of the next window besides what keys say themselves."""
+    """What is known of the next window beside the keys' own states."""
 
     forced: Mapping[int, Setting]
-    """By key index: what a variant or an experiment asks for; nothing is judged there."""
+    """By key index: the setting that a variant or an experiment requests; no trial is judged there."""
     provisionals_rest_at: Collection[int] | None
-    """While steps are compared, keys at which no provisional setting runs; others run in all windows."""
+    """While steps are compared, the keys without provisional settings; those of other keys run in all windows."""
     may_start: bool
     """Trials may begin."""
     may_promote: bool
-    """False while calls differ from before at every key: what is on trial may owe its times to that."""
+    """False while calls differ from before at every key: that may be why a trial looks faster."""
     canaries_only: bool
-    """No trial begins but what the fleet's book says."""
+    """Only canaries may begin."""
     needs_looks: bool
-    """What was never measured gives way by itself after its first look."""
+    """A trial without measurements ends by itself after its first look."""
 
 
 class Policy:
@@ -87,12 +87,12 @@ class Policy:
         self.provisionals: dict[int, KeyState] = {}
         """Keys that have a provisional setting, by index, those judged longest ago first."""
         self._touched: set[int] = set()
-        """Keys at which something else may run than in the last window, beside those with a trial or a provisional."""
+        """Keys whose setting may differ from the last window, beside those with a trial or a provisional setting."""
         self._next_key = 0
         self._n_in_vain = 0
         """How many keys in a row had nothing to try when they were looked at."""
         self.has_settled = False
-        """No key has a trial, and none has anything left to try now."""
+        """No key has a trial, and no key has a candidate that is worth one now."""
 
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
@@ -110,19 +110,19 @@ class Policy:
 
     @property
     def states(self) -> list[KeyState]:
-        """Of all keys, by key index."""
+        """The states of all keys, by key index."""
         return self.tables.states
 
     @property
     def evidence(self) -> CallEvidence:
-        """Of the regime in force."""
+        """The evidence of the regime in force."""
         return self.surrogate.evidence
 
     def next_window(self, step: int, now: WindowInput) -> dict[int, Setting]:
         """Judge what runs, begin trials, and choose the settings of the next window.
 
         Returns:
-            Settings of keys, by index; others run what they ran in the last window.
+            Settings by key index; the other keys run what they ran in the last window.
         """
         for running, provisionals in ((self.trials, False), (self.provisionals, True)):
             for state in list(islice(running.values(), AT_ONCE)):
@@ -147,14 +147,14 @@ class Policy:
         return {index: what_runs(self.states[index], window) for index in touched}
 
     def usual(self, keys: Iterable[int] | None = None) -> dict[int, Setting]:
-        """What runs at these keys, by index, while what is on trial gives way; or at all that may differ from it."""
+        """What runs without trials at these keys, by index; by default at all keys where that may differ."""
         asked = {*self.trials, *self.provisionals, *self._touched} if keys is None else keys
         return {index: usual(self.states[index]) for index in asked}
 
     # ---- what changes a key's state -------------------------------------------------------------------
 
     def _begin_trial(self, state: KeyState, option: Option) -> None:
-        """Let a candidate alternate with what usually runs from the next window on."""
+        """From the next window on, the candidate alternates with the usual setting."""
         candidate, slot = option.candidate, self.evidence.find(state.index, option.candidate)
         state.trial_order.setdefault(candidate, len(state.trial_order) + 1)
         state.retired.pop(candidate, None)
@@ -174,9 +174,9 @@ class Policy:
         self.budget.release(state.index)
 
     def begin_provisional(self, state: KeyState, provisional: Promising) -> None:
-        """Let it run in nearly all windows without a trial; the incumbent runs in the others.
+        """The setting runs in nearly all windows without a trial; the incumbent runs in the others.
 
-        What earlier jobs proved, or smaller messages did, runs at once, and is verified on the side.
+        A setting that earlier jobs or smaller messages proved runs at once and is verified on the side.
         """
         candidate, predicted_gain, reason, is_proven = provisional
         state.trial_order.setdefault(candidate, len(state.trial_order) + 1)
@@ -189,14 +189,14 @@ class Policy:
         self._report(Event(state, candidate, DecisionKind.prior if is_proven else DecisionKind.provisional, words))
 
     def end_provisional(self, state: KeyState, why: str = "") -> None:
-        """The incumbent runs again where nothing is on trial; "": another decision says why."""
+        """The incumbent runs again in windows without a trial; `why` is "" if another decision explains it."""
         provisional, state.provisional = state.provisional, None
         self.provisionals.pop(state.index, None)
         if why:
             self._report(Event(state, state.incumbent, DecisionKind.keep, f"{provisional}: {why}: it runs no longer"))
 
     def set_incumbent(self, event: Event) -> None:
-        """From the next window on the event's candidate runs at its key when nothing is on trial."""
+        """From the next window on, the event's candidate is its key's incumbent."""
         state = event.state
         state.incumbent, state.incumbent_reason = event.candidate, event.reason
         self._touched.add(state.index)
@@ -204,7 +204,7 @@ class Policy:
         self._report(event)
 
     def reopen(self) -> None:
-        """The regime changed: every verdict is open again. What runs stays until measurements speak against it."""
+        """The regime changed: every verdict is open again. Settings stay until measurements speak against them."""
         for state in self.states:
             self.end_trial(state)
             state.reopen()
@@ -212,12 +212,12 @@ class Policy:
     def drop(
         self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool, before: Candidate = BASELINE
     ) -> None:
-        """End a trial or a provisional setting, or what an incumbent owes to an earlier one.
+        """End a trial, a provisional setting or an incumbent.
 
         Args:
-            candidate: on trial, leading or the incumbent.
+            candidate: the trial, the provisional setting or the incumbent.
             reason: why, for the decision.
-            ban: it is not tried again in this regime; else it is tried again after all others.
+            ban: True: it is not tried again in this regime; False: it is tried again after all others.
         """
         (state.banned if ban else state.retired)[candidate] = reason
         if candidate == state.trial:
@@ -231,7 +231,7 @@ class Policy:
             self._report(Event(state, state.usual, kind, words))
 
     def withdraw_what_is_not_offered(self) -> None:
-        """Withdraw what NCCL turns out not to offer, wherever it runs: a live cost table may come late."""
+        """Withdraw settings that NCCL does not offer, at all keys: a live cost table may come late."""
         for state in self.states:
             for setting in (state.trial, state.provisional, state.incumbent):
                 if setting is not None and not self.tables.offers(state.family, setting):
@@ -259,13 +259,13 @@ class Policy:
             self.drop(state, candidate, f"measured {words} than {state.incumbent}", ban=False)
         elif verdict is TrialVerdict.tie:
             self.end_trial(state)
-            # It is not slower than the provisional setting so far, if there was one.
+            # The trial is not slower than the earlier provisional setting, if there was one.
             self.begin_provisional(state, Promising(candidate, NO_PREDICTION, f"{measured}, too little to be sure yet"))
 
     def _start_trials(self, step: int, *, canaries_only: bool) -> None:
-        """Begin trials whose risks together the budget affords.
+        """Begin trials as long as the budget covers the sum of their risks.
 
-        What risks least comes first: what it shows at a small message is known before a large one pays for it.
+        The smallest risk comes first: small messages show whether a setting is good before a large one pays for it.
         """
         states, evidence = self.states, self.evidence
         picked: list[tuple[KeyState, Option]] = []
@@ -297,7 +297,7 @@ class Policy:
                 self._begin_trial(state, found)
 
     def _unmeasured(self) -> list[KeyState]:
-        """Keys whose trial waits for its first measurement; what others set aside is free again."""
+        """Keys whose trial waits for its first measurement; what other keys reserved is free again."""
         for index in self.budget.reserved:
             trial = self.states[index].trial
             if trial is None or self.evidence.has_measured(index, trial):
@@ -305,7 +305,7 @@ class Policy:
         return [self.states[index] for index in self.budget.reserved]
 
     def _has_twin(self, state: KeyState, option: Option) -> bool:
-        """Whether what might be a catastrophe is on trial already at about this size: it would be slow here, too."""
+        """Whether a candidate that may be catastrophic is on trial already at a similar size."""
         gain, std = option.predicted_gain
         return UNLUCKY_Z * std - gain > LOG_CATASTROPHE and any(
             other.trial == option.candidate

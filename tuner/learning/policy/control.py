@@ -1,8 +1,8 @@
-"""When NCCL's own choice runs again beside what is in force, so that a gain is a difference of neighbouring steps.
+"""Schedules control windows, so that a gain is a difference of neighbouring steps.
 
-A *control window* is two steps with no rows at all, with four steps on either side in which nothing is on trial. The
-first ones come soon, as nothing is told from fewer than four. Later ones get rarer, and none comes before what all of
-them have lost is paid for.
+A *control window* is two steps with an empty plan, and four steps without trials on either side. The first windows
+come soon, since no gain is reported from fewer than four. If a plan runs for many short steps, it has several windows.
+Later ones are rarer: the next one waits until the allowed share of step time covers the loss of all.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ import random
 from collections.abc import Hashable
 from typing import Final
 
+from ....store.records import MAX_STAGES
 from ....store.step_times import LEAST_BLOCKS, NEIGHBOURS
 from .risk import FIRST_LOOK_STEPS
 
 FIRST_GAP: Final = 7.0
-"""Steps from the first windows' last neighbours to the next one's first, on average: trials go on in these."""
+"""Mean number of steps between the neighbours of the first windows; trials go on in these steps."""
 
 UNKNOWN_GAIN: Final = 0.1
-"""Share of step time that a window is taken to lose as long as no window tells: large, so that windows do not go on."""
+"""Assumed loss of a window (share of step time) as long as no gain is known: large, so that windows stay rare."""
 
 
 class ControlWindows:
-    """Says when the next one is due. Pure: its chance has a seed.
+    """Says when the next control window is due. Deterministic: the random gaps have a seed.
 
     Args:
-        share: of step time that they may lose; 0: there are none.
-        seed: of the gaps, which training's own periods must not meet.
-        compare_steps: so many steps of windows and their neighbours come soon, whatever they lose.
+        share: share of step time that windows may lose; 0: no windows.
+        seed: seed of the gaps; they are random so that they do not match periods of the training.
+        compare_steps: this many steps of windows and their neighbours come soon, whatever they lose.
     """
 
     def __init__(self, share: float, seed: int = 0, compare_steps: int = 0) -> None:
         self._share = share
-        # Of the usual ones some may have no neighbours.
+        # Some of the first windows may have no neighbours.
         self._n_first = max(LEAST_BLOCKS + LEAST_BLOCKS // 2, compare_steps // (2 * NEIGHBOURS + FIRST_LOOK_STEPS))
         self._chance = random.Random(seed)
         self._n_windows = 0
@@ -41,24 +42,24 @@ class ControlWindows:
         self._n_waits = 0
 
     def is_due(self, step: int) -> bool:
-        """Whether one should begin at `step`, if something is in force that it can be compared with."""
+        """Whether a window should begin at `step`, if a plan is in force that it can be compared with."""
         return self._share > 0.0 and step >= self._due
 
     def put_off(self, step: int, window_steps: float = 1.0) -> None:
-        """There is nothing to compare with, or it must not be; a plan runs for `window_steps` at least."""
+        """No comparison is possible or allowed now; a plan runs for at least `window_steps`."""
         self._due = step + max(FIRST_GAP, 2.0 * window_steps) * self._chance.uniform(0.5, 1.5)
 
     def is_calm(self, step: int, usual: Hashable, window_steps: float = 1.0) -> bool:
-        """Whether what is `usual` is what it was at the last look, or that was waited for long enough; else it waits.
+        """Whether the `usual` settings are those of the last look, or the wait for that was long enough; else wait.
 
-        While a job begins more and more is in force: windows of then would tell different gains.
+        While a job begins, more and more settings come into force: windows of that time would show different gains.
 
         Args:
-            usual: what is in force when nothing is on trial.
-            window_steps: how long a plan runs at least.
+            usual: the settings in force without trials.
+            window_steps: least steps of a plan.
 
         Returns:
-            True: one may begin now.
+            True: a window may begin now.
         """
         if usual == self._usual or self._n_waits == 2 * LEAST_BLOCKS:
             self._usual, self._n_waits = usual, 0
@@ -67,17 +68,25 @@ class ControlWindows:
         self.put_off(step, window_steps)
         return False
 
-    def begun(self, step: int, gain: float | None, window_steps: float = 1.0) -> None:
-        """One begins at `step`.
+    def begun(self, step: int, gain: float | None, window_steps: float = 1.0) -> list[int]:
+        """A window begins at `step`, and others may follow in the same plan.
 
         Args:
-            gain: share of a step's time under NCCL's own choice that what is in force saves; None: not known yet.
-            window_steps: how long a plan runs at least before the next one: trials shall have most of these.
+            gain: share of a step's time under NCCL's own choice that the plan saves; None: not known yet.
+            window_steps: least steps of a plan; trials must have most of the steps up to the next window.
+
+        Returns:
+            Steps from the end of each window of the plan to the beginning of the next one.
         """
-        self._n_windows += 1
+        apart = 2 * NEIGHBOURS  # each window has neighbours of its own
+        room = min(self._n_first - self._n_windows, window_steps // (apart + FIRST_LOOK_STEPS), MAX_STAGES // 2 - 1)
+        gaps = [apart + self._chance.randrange(NEIGHBOURS) for _ in range(1, int(room))]
+        self._n_windows += 1 + len(gaps)
         lost_share = UNKNOWN_GAIN if gain is None else max(gain, 0.0)
-        lost_steps = (self._n_windows + 1) * FIRST_LOOK_STEPS * lost_share  # with the next one
+        lost_steps = (self._n_windows + 1) * FIRST_LOOK_STEPS * lost_share  # including the next window
         is_first, rarer = self._n_windows < self._n_first, self._n_windows / self._n_first
         paid_at = 0.0 if is_first else lost_steps / self._share
         gap = max(FIRST_GAP, 2.0 * window_steps) if is_first else max(FIRST_GAP, 4.0 * window_steps) * rarer
-        self._due = max(step + 2 * NEIGHBOURS + FIRST_LOOK_STEPS, paid_at) + gap * self._chance.uniform(0.5, 1.5)
+        takes_steps = 2 * NEIGHBOURS + sum(gaps) + (1 + len(gaps)) * FIRST_LOOK_STEPS
+        self._due = max(step + takes_steps, paid_at) + gap * self._chance.uniform(0.5, 1.5)
+        return gaps

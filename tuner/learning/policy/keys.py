@@ -1,8 +1,8 @@
-"""Decision keys: the state of each, how often it is called, what could be asked there, and guesses of its cost.
+"""Decision keys: the state of each, its number of calls, its options and their predicted durations.
 
-NCCL's cost and the learned correction are the same for all phases of one message size: they are evaluated
-per family (communicator class, collective) and message size. Only what earlier runs measured at the very key
-differs by phase.
+NCCL's cost and the learned correction are the same for all phases of one message size. They are evaluated per
+family (communicator class, collective) and message size. Only earlier jobs' measurements at the key itself
+differ by phase.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ from .observations import AT_ONCE, ENOUGH, Columns
 
 
 class CandidateTable(NamedTuple):
-    """The options of one key, the baseline first; `table` has a row for each, of `Column`s, that says where it lies."""
+    """The options of one key, the baseline first; `table` has a row for each, with the columns of `Column`."""
 
     options: tuple[Candidate, ...]
     place: Mapping[Candidate, int]
-    """Of each in `options`."""
+    """The index of each candidate in `options`."""
     table: Floats
 
 
 Family = tuple[CommunicatorClass, Collective]
-"""Keys of one family differ by phase and message size only."""
+"""Keys of one family differ only by phase and message size."""
 
 MOST_CHANNELS: Final = max(CHANNEL_LADDER)
 INCUMBENT_EVERY: Final = 12
-"""A provisional setting leaves one in so many of the windows without a trial to the incumbent."""
+"""Beside a provisional setting, the incumbent gets one in this many windows without a trial."""
 COMMON_DOUBT: Final = 1.5
-"""How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too, and
-the first calls tell it.
+"""How far off (log) all guesses may be together if nobody described the hardware: the first calls then show the
+scale.
 """
 VERIFYING_WINDOWS: Final = 8
-"""In so many windows at first what earlier jobs proved takes turns with the incumbent."""
+"""A setting that earlier jobs proved alternates with the incumbent in this many windows at first."""
 NO_PREDICTION: Final = (0.0, math.inf)
-"""Nothing is known of a provisional setting but what this job measures."""
+"""No earlier measurement predicts the gain of a provisional setting."""
 
 
 class WindowOwner(Enum):
-    """What a window of a key belongs to."""
+    """Which of a key's settings has a window."""
 
     trial = "trial"
     provisional = "provisional"
@@ -81,35 +81,35 @@ class KeyState:
         self.trial: Candidate | None = None
         self.trial_reason = ""
         self.provisional: Candidate | None = None
-        """Believed to be faster than the incumbent, but not beyond doubt: runs while that is being found out."""
+        """Probably faster than the incumbent, but not beyond doubt; it runs until that is decided."""
         self.provisional_reason = ""
         self.provisional_gain = NO_PREDICTION
-        """By how much (log) earlier jobs measured the provisional to be faster than the incumbent, and the standard
-        deviation of that.
+        """By how much (log) the provisional setting was faster than the incumbent in earlier jobs, and the standard
+        deviation.
         """
         self.provisional_is_proven = False
-        """Earlier jobs proved the provisional: it runs at once, is no exploration, and is verified on the side."""
+        """Earlier jobs proved the provisional setting: it runs at once, is not charged, and is verified on the side."""
         self.predicted_gain = (0.0, 1.0)
-        """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
+        """By how much (log) the trial should be faster than `usual`, and the standard deviation."""
         self.trial_until_units = 0.0
-        """Units of evidence on the trial at which it is called a tie."""
+        """Units of evidence at which an open trial is a tie."""
         self.window_owner = WindowOwner.incumbent
-        """Of the last window, were it only for its first steps."""
+        """The owner of the last window, even if it ran only in the first steps."""
         self.n_provisional_windows = 0
         """Windows without a trial since the provisional setting began."""
         self.trial_order: dict[Candidate, int] = {}
-        """Number, from 1, of each candidate that was on trial, in that order: later ones are allowed less error."""
+        """Number, from 1, of each candidate that was on trial; later ones get a smaller error level."""
         self.default_setting: Candidate | None = None
-        """What NCCL ran here when left alone."""
+        """What NCCL ran here by its own choice."""
         self.max_channels = MOST_CHANNELS
-        """More were found to slow training down."""
+        """More channels slow training down, as a variant of the plan showed."""
         self.banned: dict[Candidate, str] = {}
         self.retired: dict[Candidate, str] = {}
-        """What was on trial and not proven faster: on trial again when nothing else is worth one."""
+        """Candidates whose trial proved nothing: tried again if no other candidate is worth a trial."""
         self.field: CandidateTable | None = None
-        """Its options with their starting guesses; None until they are asked for."""
+        """Its options with their starting guesses; None until needed."""
         self.last_posterior: tuple[Floats, Floats] | None = None
-        """Mean and spread (log) of every option when the key was last looked at."""
+        """Mean and standard deviation (log) of every option at the last look at the key."""
         self.cooldown_until = 0
 
     @property
@@ -118,15 +118,15 @@ class KeyState:
         return self.incumbent if self.provisional is None else self.provisional
 
     def has(self, candidate: Candidate) -> bool:
-        """Whether it is on trial, provisional or the incumbent."""
+        """Whether the candidate is on trial, provisional or the incumbent."""
         return candidate in (self.trial, self.provisional, self.incumbent)
 
     def begin_window(self, *, provisionals_rest: bool | None = None) -> None:
-        """A trial has every other window, and the first one; a provisional setting has nearly all others.
+        """A trial gets the first window and every other one; a provisional setting gets nearly all others.
 
-        What earlier jobs proved takes turns with the incumbent at first, as a trial does: it is verified. While steps
-        are compared, these rest, or else run in all windows (`provisionals_rest` is False), as what alternates would
-        scatter the steps.
+        A setting that earlier jobs proved alternates with the incumbent at first, as a trial does: so it is verified.
+        While steps are compared, provisional settings run in no window, or in all if `provisionals_rest` is False:
+        alternating settings would scatter the steps.
         """
         if self.trial is not None and self.window_owner is not WindowOwner.trial:
             self.window_owner = WindowOwner.trial
@@ -134,20 +134,20 @@ class KeyState:
         if self.provisional is not None and provisionals_rest is None:
             self.n_provisional_windows += 1
             is_verified = self.provisional_is_proven and self.n_provisional_windows <= VERIFYING_WINDOWS
-            # Not all keys rest in the same window.
+            # The incumbents of different keys run in different windows.
             now, every = (0, 2) if is_verified else (self.index, INCUMBENT_EVERY)
             provisionals_rest = (self.n_provisional_windows + now) % every == 0
         runs_incumbent = self.provisional is None or provisionals_rest
         self.window_owner = WindowOwner.incumbent if runs_incumbent else WindowOwner.provisional
 
     def channels_of(self, candidate: Candidate) -> int:
-        """What a setting runs with here, as far as that is known; else 0."""
+        """The channels that a setting runs with here; 0 if unknown."""
         if candidate.n_channels or self.default_setting is None:
             return candidate.n_channels
         return self.default_setting.n_channels
 
     def reopen(self) -> None:
-        """Forget verdicts; what runs now stays until evidence speaks against it."""
+        """Forget verdicts; the settings in force stay until evidence speaks against them."""
         self.provisional_gain = NO_PREDICTION
         self.max_channels = MOST_CHANNELS
         self.banned.clear()
@@ -158,9 +158,9 @@ class KeyState:
 
 
 MAX_KEYS: Final = 4000
-"""Rows a plan table holds, with some to spare."""
+"""Most keys: a plan's table has a row for each, and some more."""
 LEAST_IDLE_STEPS: Final = 20
-"""A key that was not called for ENOUGH times as long as usual, and for so many steps, is not expected any more."""
+"""A key is no longer expected after this many steps without a call, and ENOUGH of its usual gaps."""
 
 
 class Traffic(NamedTuple):
@@ -169,12 +169,12 @@ class Traffic(NamedTuple):
     per_step: Floats = np.zeros(0)
     """Calls per step, on average over all steps."""
     at_once: Floats = np.zeros(0)
-    """Calls in a step that calls the key at all."""
+    """Calls per step, on average over the steps that call the key."""
     is_expected: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
-    """It was called lately, by its own measure."""
+    """Whether the key's last call is no longer ago than its usual gaps explain."""
 
     def calls_in(self, key: int, n_steps: float) -> float:
-        """Calls of one key that `n_steps` may make; a key that is called seldom may be called at once."""
+        """Most calls of one key in `n_steps` steps: even a rare key may be called in the next step."""
         return max(float(self.per_step[key]) * n_steps, float(self.at_once[key]))
 
 
@@ -186,15 +186,15 @@ class KeyTable(Columns):
         self.states = tables.states
         self._n_met = 0
         self._index: dict[int, int] = {}
-        """By code."""
+        """The index of each key by its code."""
         self._first_step, self._last_step, self._n_calls, self._n_steps = np.zeros((4, 0), np.int64)
-        """The last: steps that called the key."""
+        """`_n_steps` counts the steps that called the key."""
         self._newest_step = 0
         self._reference_log, self._slope = np.zeros((2, 0))
         self._has_default = np.zeros(0, np.bool_)
 
     def indices(self, block: npt.NDArray[np.void]) -> Ints:
-        """Key index of every measurement, shape [n]; -1 where no key can be added any more."""
+        """Key index of every measurement, shape [n]; -1 if no more keys can be added."""
         classes = size_classes(block["message_bytes"])
         codes = key_codes(block["n_ranks"], block["n_nodes"], block["collective"], block["phase"], classes)
         distinct, first, of = np.unique(codes, return_index=True, return_inverse=True)
@@ -206,7 +206,7 @@ class KeyTable(Columns):
         return found[of]
 
     def meet_proven(self, block: npt.NDArray[np.void]) -> None:
-        """Keys for which earlier jobs proved something begin with their first call, measured or not."""
+        """Add keys for which earlier jobs proved a setting at their first call, measured or not."""
         classes, proves = size_classes(block["message_bytes"]), self._tables.knowledge.decided
         codes = key_codes(block["n_ranks"], block["n_nodes"], block["collective"], block["phase"], classes)
         distinct, first = np.unique(codes, return_index=True)
@@ -214,7 +214,7 @@ class KeyTable(Columns):
         self.indices(block[first[new]])
 
     def logs(self, block: npt.NDArray[np.void], keys: Ints) -> Floats:
-        """Log durations, moved to each key's own message size: a class is a quarter octave wide."""
+        """Log durations, scaled to each key's own message size: a size class is a quarter octave wide."""
         log_bytes = np.log(block["message_bytes"].astype(np.float64))
         logs: Floats = np.log(block["duration_us"]) - self._slope[keys] * (log_bytes - self._reference_log[keys])
         return logs
@@ -243,7 +243,7 @@ class KeyTable(Columns):
         )
 
     def learn_defaults(self, block: npt.NDArray[np.void], keys: Ints) -> None:
-        """Note what NCCL chooses at each of these keys, shape [n], by itself, and how many channels there are."""
+        """Note NCCL's own choice at each of these keys, shape [n], and how many channels it has."""
         unknown = np.flatnonzero(~self._has_default[keys])
         if not len(unknown):
             return
@@ -254,7 +254,7 @@ class KeyTable(Columns):
             try:
                 cell = Algorithm(int(row["algorithm"])), Protocol(int(row["protocol"]))
             except ValueError:
-                continue  # of a newer NCCL
+                continue  # an algorithm or protocol of a newer NCCL
             state.default_setting = Candidate(*cell, min(int(row["n_channels"]), MOST_CHANNELS))
             state.field = None
             self._has_default[keys[place]] = True
@@ -290,27 +290,27 @@ class FamilyFacts(NamedTuple):
     is_guesswork: bool
     """Nobody described the hardware, NCCL reported no costs and no earlier run left a model."""
     doubt_in_common: float
-    """How far off (log) guesses, or what earlier runs left for other communicators, may be for all options together."""
+    """How far off (log) guesses or measurements of other communicators may be for all options together."""
 
 
 class CandidateTables(Columns):
-    """Makes fields, and keeps them until costs or knowledge have changed: `follow` sees to that by itself."""
+    """Makes the tables of keys' options and keeps them until costs or knowledge change."""
 
     def __init__(self, costs: CostPrior) -> None:
         self.costs = costs
-        """What is predicted from."""
+        """NCCL's costs, behind all predictions."""
         self.knowledge = Knowledge()
-        """What earlier runs left."""
+        """What earlier jobs measured."""
         self._made_for: object = None
         self.states: list[KeyState] = []
         """Of all keys, by key index."""
         self.places = np.zeros((0, 3), np.int64)
-        """Where each lies: its communicator's number, collective and size class."""
+        """The communicator's number, the collective and the size class of each key."""
         self._communicators: dict[CommunicatorClass, int] = {}
         self._families: dict[Family, FamilyFacts] = {}
         self._guesses: dict[Family, dict[int, tuple[Floats, Floats, Floats]]] = {}
         self._alike: dict[tuple[object, ...], CandidateTable] = {}
-        """What keys that differ by phase alone share."""
+        """Tables of options that keys share if they differ only by phase."""
 
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
@@ -320,7 +320,7 @@ class CandidateTables(Columns):
         self.places[state.index] = number, state.key.collective, state.key.size_class
 
     def follow(self) -> object:
-        """If costs or knowledge have changed, all is worked out anew when it is asked for next; the same while not."""
+        """Drop all tables if costs or knowledge have changed; the returned object changes with them."""
         now = self.costs, self.costs.revision, self.knowledge
         if now != self._made_for:
             self._made_for = now
@@ -332,22 +332,22 @@ class CandidateTables(Columns):
         return now
 
     def of(self, state: KeyState) -> CandidateTable:
-        """The field of one key."""
+        """The options of one key."""
         self.follow()
         if state.field is None:
             state.field = self._make(state)
         return state.field
 
     def offers(self, family: Family, candidate: Candidate) -> bool:
-        """Whether NCCL can run that algorithm and protocol, as far as costs say; it clamps channel counts itself."""
+        """Whether NCCL can run that algorithm and protocol, by its costs; it clamps channel counts itself."""
         return candidate.is_baseline or cell_of(candidate) in self.family(family).cells
 
     def named(self, state: KeyState, ran: Candidate) -> Candidate:
-        """What ran in earlier jobs by the name under which it is offered at this key."""
+        """The option of this key that stands for a setting that ran in earlier jobs."""
         return asked_for(ran, {str(one) for one in self.costs.candidates(*state.family)}, state.key)
 
     def family(self, family: Family) -> FamilyFacts:
-        """What its keys have in common."""
+        """What the family's keys have in common."""
         self.follow()
         if family not in self._families:
             costs, knowledge, offered = self.costs, self.knowledge, self.costs.candidates(*family)
@@ -375,7 +375,7 @@ class CandidateTables(Columns):
         if is_guesswork:
             cell = None if ran is None else column.get(Candidate(ran.algorithm, ran.protocol, n_available))
             mean[0] = self._guess_of_default(state) if cell is None else guesses[0][cell]
-        mean[at < 0] = np.nan  # an incumbent from another time, not offered any more
+        mean[at < 0] = np.nan  # an earlier incumbent that is no longer offered
         shown = [ran or option if option.algorithm is None else option for option in options]
         table = np.empty((len(options), len(Column)))
         table[:, : Column.guess] = [(log2_bytes, one.n_channels or n_available, *cell_of(one)) for one in shown]
@@ -386,10 +386,10 @@ class CandidateTables(Columns):
         return CandidateTable(options, {option: at for at, option in enumerate(options)}, table)
 
     def _guess_of_default(self, state: KeyState) -> float:
-        """Log microseconds of NCCL's own choice where its costs are not known.
+        """Log microseconds of NCCL's own choice if its costs are not known.
 
-        Of the cell that ran, or the mean over those that may have. With the least of them, NCCL's choice would seem
-        slower than guessed wherever it is another one, and all that was never tried would pass for as much slower.
+        The guess is that of the algorithm and protocol that ran, or the mean over those possible. Their minimum would
+        be too low for most choices: NCCL's own choice would seem slow, and so would all untried candidates.
         """
         (communicator, collective), default = state.family, state.default_setting
         if default is None:
@@ -417,7 +417,7 @@ class CandidateTables(Columns):
         return known[nbytes]
 
     def _options_of(self, state: KeyState, offered: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-        """Baseline and the candidates that differ from it and from one another once NCCL has clamped them."""
+        """The baseline and the candidates that still differ after NCCL has clamped their channels."""
         nbytes, default = int(state.message_bytes), state.default_setting
         seen = {(*cell_of(default), default.n_channels)} if default is not None and default.n_channels else set()
         found = [BASELINE]

@@ -1,14 +1,14 @@
-"""What device memory allows, and rows for messages that nobody has sent yet.
+"""Decides what device memory allows, and makes plan rows for message sizes not seen yet.
 
-Connecting an algorithm that has not run yet on a communicator costs device memory (`zerotune.agent.nccl.memory`), and
-with some libraries so does every channel; nothing gives it back. Nothing is connected that would bring the pressure
-above a threshold. Above it only what has run already may run, with as many channels or fewer.
+An algorithm's first connection on a communicator takes device memory (`zerotune.agent.nccl.memory`), and with some
+libraries each channel does, too. NCCL never frees it. So nothing is connected that would raise the pressure above a
+threshold. Above the threshold only algorithms that ran already may run, with as many channels or fewer.
 
-While memory is short, a message of a new size must not make NCCL connect what the device has no room for: every size
-that was not seen gets a setting that is connected already, the cheapest by NCCL's costs. When memory becomes free,
-larger batches and buckets usually follow: what runs at the largest messages runs at the sizes just above, too, where
-NCCL's own choice stays the same and NCCL's costs leave something of the gain that was measured. Other sizes are left to
-NCCL. What is guessed is verified once it runs.
+While memory is short, a new message size must not make NCCL connect anything. Every size not seen yet gets the
+cheapest setting, by NCCL's costs, that is connected already. When memory becomes free, larger batches and buckets
+usually follow. The setting of the largest messages then runs at the sizes just above, too, if NCCL's own choice stays
+the same and NCCL's costs leave a part of the measured gain. NCCL chooses at all other sizes. Predicted settings are
+verified once they run.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from .observations import HORIZON_STEPS, MIN_GAIN
 from .surrogate import Surrogate
 
 RELEASE: Final = 0.02
-"""Memory counts as short until the pressure is so far below the threshold: no flapping at its edge."""
+"""Hysteresis: memory counts as short until the pressure is this far below the threshold."""
 DROP: Final = 0.1
 """Fall of the pressure below its recent peak after which larger messages are expected."""
 USUAL_CHANNELS: Final = 16
-"""Of what is connected, as long as nothing has run."""
+"""Channels that a connection is assumed to have as long as nothing has run."""
 _ALGORITHMS: Final = frozenset(int(member) for member in Algorithm)
 
 
 class MemoryGate:
-    """Told what runs and how full the device is; asked before anything new is tried."""
+    """Knows what ran and how full the devices are; asked before a new setting is tried."""
 
     def __init__(self, threshold: float, fabric: Mapping[str, str | int | float | bool] | None = None) -> None:
         self._threshold = threshold
@@ -60,15 +60,15 @@ class MemoryGate:
         )
         self._of_rank_0 = 0.0
         self._fullest = 0.0
-        """Device of all ranks, as their calls last told it."""
+        """The pressure on the fullest device of all ranks, from their last calls."""
         self._peak = 0.0
         self.connected: dict[CommunicatorClass, dict[Algorithm, int]] = {}
-        """What has run on each kind of communicator, with the most channels."""
+        """Algorithms that ran on each communicator class, with their most channels."""
         self._heard: set[int] = set()
         self._met: set[int] = set()
-        """What ran, by number: with its channels, and without them."""
+        """Codes of what ran: `_heard` with channels, `_met` without."""
         self._promised: dict[tuple[CommunicatorClass, Algorithm], int] = {}
-        """What is to be connected soon, and the reading of the pressure from which on it is not waited for."""
+        """What a plan will connect, and the number of the pressure reading at which the wait for it ends."""
         self._n_readings = 0
         self.is_short = False
         """Whether nothing new may be connected."""
@@ -77,11 +77,11 @@ class MemoryGate:
 
     @property
     def pressure(self) -> float:
-        """Device memory in use, 0 to 1, on the rank with the fullest device, as last heard."""
+        """Device memory in use, 0 to 1, on the rank with the fullest device, by the last reading."""
         return max(self._of_rank_0, self._fullest)
 
     def heard(self, pressure: float) -> None:
-        """Rank 0's device was so full at the end of a step."""
+        """Take in the pressure on rank 0's device at the end of a step."""
         self._of_rank_0, self._n_readings = pressure, self._n_readings + 1
         self._promised = {what: until for what, until in self._promised.items() if until > self._n_readings}
         if self.pressure > self._threshold:
@@ -95,7 +95,7 @@ class MemoryGate:
             self._peak, self.is_falling = self.pressure, True
 
     def filled(self, block: npt.NDArray[np.void]) -> None:
-        """Learn from calls, shape [n], how full the fullest device was in the latest step of them."""
+        """Learn from calls, shape [n], how full the fullest device was in their latest step."""
         fullest = float(np.fmax.reduce(block["memory_pressure"][block["step"] == block["step"].max()]))
         if math.isfinite(fullest):
             self._fullest = fullest
@@ -103,8 +103,8 @@ class MemoryGate:
     def ran(self, block: npt.NDArray[np.void]) -> list[int]:
         """Learn from measurements (MEASUREMENT_FIELDS) what is connected and how full the fullest device is.
 
-        Returns the indices of those that may have connected something: the first of an algorithm for a collective in a
-        phase, which may have its own communicator. More channels of what has run connect nothing in NCCL.
+        Returns the indices of calls that may have connected something: the first call of each algorithm, collective and
+        phase, as a phase may have its own communicator. More channels of a connected algorithm connect nothing in NCCL.
         """
         self.filled(block)
         codes = block["n_ranks"].astype(np.int64) << 44 | block["n_nodes"].astype(np.int64) << 24
@@ -126,7 +126,7 @@ class MemoryGate:
         return [*connecting.values()]
 
     def is_connected(self, candidate: Candidate, communicator: CommunicatorClass) -> bool:
-        """Whether its algorithm has run."""
+        """Whether the candidate's algorithm has run on the communicator class."""
         return candidate.algorithm in self.connected.get(communicator, {})
 
     def has_room_for(self, candidate: Candidate, communicator: CommunicatorClass) -> bool:
@@ -140,7 +140,7 @@ class MemoryGate:
         return self.allows_all([(candidate, communicator)])
 
     def allows_all(self, settings: Collection[tuple[Candidate, CommunicatorClass]]) -> bool:
-        """Whether all of these may run from one plan on."""
+        """Whether one plan may request all of these."""
         if self.is_short:
             return all(self.has_room_for(*one) for one in settings)
         new = {
@@ -151,21 +151,21 @@ class MemoryGate:
         return new <= self._promised.keys() or self._booked({*new, *self._promised}) <= self._threshold
 
     def promise(self, candidate: Candidate, communicator: CommunicatorClass) -> None:
-        """`candidate` runs from the next plan on: what it connects is no longer free for others."""
+        """Set aside the memory that `candidate` will connect under the next plan."""
         if candidate.algorithm is not None and not self.is_connected(candidate, communicator):
             self._promised[communicator, candidate.algorithm] = self._n_readings + HORIZON_STEPS
 
     @property
     def is_overbooked(self) -> bool:
-        """What is to be connected soon does not fit any more."""
+        """Whether the memory set aside no longer fits."""
         return bool(self._promised) and (self.is_short or self._booked(self._promised) > self._threshold)
 
     def take_back(self) -> None:
-        """Nothing is to be connected."""
+        """Set nothing aside any more."""
         self._promised.clear()
 
     def _booked(self, new: Collection[tuple[CommunicatorClass, Algorithm]]) -> float:
-        """Memory that is in use, and that connecting these would take; nothing where a device's memory is not known."""
+        """Memory in use plus the memory for these connections, as a share; without the latter if that is unknown."""
         return self.pressure + sum(self._taken_mb(*one) / self._device_mb for one in new if self._device_mb > 0)
 
     def _taken_mb(self, communicator: CommunicatorClass, algorithm: Algorithm) -> float:
@@ -180,26 +180,26 @@ MAX_ROWS: Final = 90
 OCTAVES_AHEAD: Final = 2
 """Octaves above the largest message seen that get rows when memory becomes free."""
 LOST_PER_OCTAVE: Final = 0.1
-"""Gain (log) that may be lost from one octave to the next besides what NCCL's costs say."""
+"""Gain (log) that may be lost per octave beyond what NCCL's costs say."""
 OCTAVES: Final = range(3, 48)
-"""That get rows: from eight bytes on, below which several size classes begin at the same size."""
+"""Octaves that get rows: from eight bytes on; below, several size classes begin at the same size."""
 SHORT: Final = "memory is short: nothing new is connected for sizes not seen yet"
 FREE: Final = "memory became free: larger messages are expected"
 
 
 class UnseenSizeRules:
-    """Makes the rows anew when memory or the keys have changed; `rows` are those that hold now."""
+    """Makes the rows anew if memory or the keys have changed; `rows` are in force now."""
 
     def __init__(self, memory: MemoryGate, surrogate: Surrogate, *, may_try: bool = True) -> None:
         self._memory = memory
         self._surrogate, self._tables = surrogate, surrogate.tables
         self._may_try = may_try
-        """Whether what is only predicted to be faster may run."""
+        """Whether settings that are only predicted to be faster may run."""
         self._made_for: tuple[object, ...] = ()
         self.rows: tuple[PlanRow, ...] = ()
 
     def refresh(self) -> bool:
-        """Bring the rows up to date; whether they changed."""
+        """Bring the rows up to date; return whether they changed."""
         memory, states = self._memory, self._tables.states
         if not (memory.is_short or memory.is_falling or self.rows):
             return False
@@ -218,9 +218,9 @@ class UnseenSizeRules:
         return before != self.rows
 
     def _guards(self, states: list[KeyState], connected: Collection[CommunicatorClass]) -> Iterator[PlanRow]:
-        """For every size class that was not seen what is best in its octave."""
+        """For every size class not seen yet, the best connected setting of its octave."""
         seen = {(state.family, state.key.size_class) for state in states}
-        # What is called most was seen first, and has the first claim on rows.
+        # The most frequent communicators were seen first, so their rows come first.
         for communicator in connected:
             for collective in TUNABLE:
                 family = communicator, collective
@@ -228,7 +228,7 @@ class UnseenSizeRules:
                 yield from _rows(family, ((one, None if (family, one) in seen else best[one]) for one in best), SHORT)
 
     def _connected_best(self, family: Family) -> dict[int, Candidate]:
-        """By size class the cheapest setting that connects nothing; of nearly equals the one with fewest channels."""
+        """By size class, the cheapest setting that connects nothing; among nearly equal ones, the fewest channels."""
         costs = self._tables.costs
         options = [one for one in costs.candidates(*family) if self._memory.has_room_for(one, family[0])]
         options.sort(key=lambda one: one.n_channels)
@@ -254,10 +254,10 @@ class UnseenSizeRules:
             yield from _rows(state.family, settings, FREE)
 
     def _gain(self, state: KeyState, size_class: int) -> float:
-        """By how much (log) what runs at a key should be faster than NCCL's own choice in a larger size class.
+        """By how much (log) a key's setting should be faster than NCCL's own choice in a larger size class.
 
-        As much as was measured at the key, less what NCCL's costs of both sizes and the distance take of it. NaN where
-        that is not known, and where NCCL chooses another algorithm or protocol, beside which nothing was measured.
+        This is the measured gain at the key, less the loss by NCCL's costs and by the distance. NaN if the gain is
+        unknown, or if NCCL chooses another algorithm or protocol there: the gain was not measured against that.
         """
         costs, usual, evidence = self._tables.costs, state.usual, self._surrogate.evidence
         ends = size_class_floor(size_class), size_class_floor(size_class + 1) - 1
@@ -277,7 +277,7 @@ class UnseenSizeRules:
 
 
 def covering(rows: tuple[PlanRow, ...], key: DecisionKey) -> PlanRow | None:
-    """The row that a key runs under before its own is made."""
+    """The row that applies to a key before it has its own."""
     place = key.communicator, Collective(key.collective), Phase(key.phase), size_class_floor(key.size_class)
     return next((row for row in rows if row.holds_for(*place)), None)
 
@@ -285,7 +285,7 @@ def covering(rows: tuple[PlanRow, ...], key: DecisionKey) -> PlanRow | None:
 def _rows(family: Family, settings: Iterable[tuple[int, Candidate | None]], reason: str) -> Iterator[PlanRow]:
     """Neighbouring size classes with one setting get one row; a size class without a setting gets none.
 
-    They hold in any phase: the phase of a size's first call does not follow from the communicator's history.
+    Rows hold in any phase, since the phase of a size's first call is not known before.
     """
     for setting, same in groupby(settings, key=lambda one: one[1]):
         if setting is not None:

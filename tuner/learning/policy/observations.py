@@ -1,12 +1,12 @@
-"""What this job measured, as flat arrays: one *slot* per (key, candidate); and by how much one is faster than another.
+"""This job's measurements as flat arrays, one *slot* per (key, candidate), and comparisons of slots.
 
-Durations enter as natural logs. One training step's calls of a slot share whatever that step suffered, so the unit of
-evidence is the *step mean*, not the call: a hundred calls of one bad step count once. Single calls are clipped around
-the slot's running centre first, so that a straggler moves a mean by little.
+Durations enter as natural logs. One step's calls of a slot share that step's noise, so the unit of evidence is the
+*step mean*, not the call: a hundred calls of one bad step count once. Single calls are first clipped around the slot's
+running centre, so that a straggler moves a mean by little.
 
-Neighbouring steps share noise, too: congestion that comes and goes, a neighbour's bursts. Then settings that ran at
-different times differ by what the network did meanwhile. So what seems proven is compared a second time, over the
-newest steps in which one of the two followed the other.
+Neighbouring steps share noise, too, as congestion comes and goes. Settings that ran at different times then differ by
+the state of the network. So a gain that seems proven is compared a second time, over the newest steps in which one of
+the two settings followed the other.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from ....store.records import Candidate
 from ...modeling.features import Floats, Ints, cell_of
 
 AT_ONCE: Final = 48
-"""Settings, keys or sizes that one look deals with at most, as others may wait for the next: bounds its time."""
+"""Most settings, keys or sizes in one look, to bound its time; the others wait for the next look."""
 KEPT: Final = 1024
-"""Of what waits for its counterpart, or may be asked for again: bounds memory."""
+"""Most entries that wait for their counterpart or may be needed again: bounds memory."""
 ENOUGH: Final = 3
-"""So many observations say what is usual; so many in a row are no accident."""
+"""This many observations show what is usual; this many in a row are no accident."""
 HORIZON_STEPS: Final = 100
-"""What steps of so long ago said is asked anew; who waits, waits no longer; a cooldown lasts as long at first."""
+"""Steps after which evidence is out of date and a wait ends; also the first cooldown's length."""
 PRIOR_UNITS: Final = 4.0
 PRIOR_SIGMA: Final = 0.04
-"""Noise (log) before anything is known, and how many units that opinion weighs."""
+"""Noise (log) before the first measurement; its weight is `PRIOR_UNITS` units."""
 LEAST_NOISE: Final = 0.01
-"""Noise (log) of calls is believed to be no less, as clocks tick; of steps as much, before anything is known."""
+"""Least noise (log) of calls, because of the clock's resolution; also the first estimate of steps' noise."""
 MEMORY: Final = 160
 """Units after which older ones fade, so that slow drift is followed."""
 CLIP: Final = 4.0
-"""What is further from its centre than this many noise scales is pulled in: calls, and what is compared of them."""
+"""Calls and units are clipped to this many noise scales around their centre."""
 DEPTH: Final = 64
-"""Units of each key that are compared once more as neighbours."""
+"""Newest units of each key for the second comparison, that of neighbouring steps."""
 NEIGHBOURS: Final = 8
-"""Steps next to one another that are taken to share what the network does."""
+"""Neighbouring steps that are assumed to share the state of the network."""
 MIN_GAIN: Final = 0.005
-"""Less (log) is not worth having."""
+"""Least gain (log) that is worth a promotion."""
 _MIXTURE: Final = 0.5
-"""Of the confidence sequence: tightest near six pairs, where most promotions are decided."""
+"""The confidence sequence's mixture: it is tightest near six pairs, where most promotions are decided."""
 
 
 class Columns:
-    """Arrays that grow together: one place per index along their first axis, new ones hold zeros."""
+    """Arrays that grow together along their first axis; new entries are zeros."""
 
     def make_room(self, n: int) -> None:
-        """Let every array have at least `n` places."""
+        """Let every array have at least `n` entries."""
         for name, old in vars(self).items():
             if isinstance(old, np.ndarray) and len(old) < n:
                 more = max(n, 2 * len(old), 64) - len(old)
@@ -59,10 +59,10 @@ class Columns:
 
 
 class StepSums(dict[int, float]):
-    """Sums by step, as many as are KEPT."""
+    """Sums by step, of the last `KEPT` steps."""
 
     def add(self, steps: Ints, values: Floats | Ints) -> None:
-        """Take in values, each of its step."""
+        """Add each value to its step's sum."""
         distinct, of = np.unique(steps, return_inverse=True)
         for step, total in zip(distinct.tolist(), np.bincount(of, values).tolist(), strict=True):
             self[step] = self.get(step, 0.0) + total
@@ -71,7 +71,7 @@ class StepSums(dict[int, float]):
 
 
 class _NoiseScale(Columns):
-    """Standard deviation (log) by index, shrunk towards that of all; older deviations fade."""
+    """Standard deviation (log) by index, shrunk towards that over all indices; older deviations fade."""
 
     def __init__(self) -> None:
         self._dof = np.zeros(0)
@@ -80,12 +80,12 @@ class _NoiseScale(Columns):
 
     @property
     def typical(self) -> float:
-        """Over all indices."""
+        """The standard deviation over all indices."""
         dof, squares = self._all
         return math.sqrt((PRIOR_UNITS * PRIOR_SIGMA**2 + squares) / (PRIOR_UNITS + dof))
 
     def of(self, at: Ints | int) -> Floats:
-        """At each of these indices, for which there is room, shape [n]; or at one."""
+        """The standard deviation at each of these indices, shape [n], or at one; the arrays must be long enough."""
         prior = PRIOR_UNITS * self.typical**2
         result: Floats = np.sqrt((prior + self._squares[at]) / (PRIOR_UNITS + self._dof[at]))
         return result
@@ -112,11 +112,11 @@ class UnitHistory(Columns):
         self._n_units = np.zeros(0, np.int64)
 
     def add(self, keys: Ints, slots: Ints, values: Floats) -> None:
-        """Take in a unit of each of some keys.
+        """Take in one unit of each key.
 
         Args:
             keys: distinct key indices, shape [n].
-            slots: that ran, one of each key, shape [n].
+            slots: slots that ran, one of each key, shape [n].
             values: their mean log duration, shape [n].
         """
         self.make_room(int(keys.max()) + 1)
@@ -125,7 +125,7 @@ class UnitHistory(Columns):
         self._n_units[keys] += 1
 
     def forget(self, keys: Ints, slots: Ints) -> None:
-        """What these slots (one of each key) measured so far is compared with nothing."""
+        """Leave the units of these slots (one of each key) out of comparisons from now on."""
         self._slots[keys] = np.where(self._slots[keys] == slots[:, None], -1, self._slots[keys])
 
     def of(self, key: int) -> tuple[Ints, Floats]:
@@ -137,32 +137,32 @@ class UnitHistory(Columns):
 
 
 FALSE_PROMOTION: Final = 0.01
-"""Probability that any of what is tried at a key, or for the whole plan, is proven and is not so."""
+"""Probability of any false promotion at one key, or of a variant of the plan."""
 VERIFIED: Final = 0.2
-"""Probability that a second opinion is wrong: this job's on what earlier jobs proved, neighbours' on what is proven."""
+"""Error level of second comparisons: of this job with earlier jobs, and of neighbouring steps with all steps."""
 
 
 def level_of(n_th: int) -> float:
-    """Error level of the n-th that is tried, from 1 on: all of them together err with FALSE_PROMOTION at most."""
+    """Error level of the n-th trial, from 1 on; the levels of all trials sum to FALSE_PROMOTION at most."""
     return FALSE_PROMOTION / (n_th * (n_th + 1))
 
 
 class Contrast(NamedTuple):
-    """By how much (log) one setting is faster than another, by calls or by steps, and how well that is known."""
+    """By how much (log) one setting is faster than another, by calls or by steps, and how certain that is."""
 
     gain: float
     pairs: float
-    """Number of pairs of independent units that would say as much, n first and m second ones nm / (n + m); 0 where
+    """Equivalent number of pairs of independent units: nm / (n + m) for n units of the first and m of the second; 0 if
     nothing is known.
     """
     sigma: float
-    """Standard deviation (log) of such a unit."""
+    """Standard deviation (log) of one unit."""
 
     def radius(self, alpha: float) -> float:
-        """Half width (log) of an always-valid confidence interval of the gain; infinite where nothing is known.
+        """Half width (log) of an always-valid confidence interval of the gain; infinite if nothing is known.
 
-        A normal-mixture confidence sequence (Robbins 1970; Howard et al. 2021): it may be looked at after every unit,
-        the total chance of ever being wrong stays below `alpha`.
+        A normal-mixture confidence sequence (Robbins 1970; Howard et al. 2021): even if it is checked after every unit,
+        the total error probability stays below `alpha`.
         """
         if self.pairs <= 0.0:
             return math.inf
@@ -175,12 +175,12 @@ class Contrast(NamedTuple):
 
 
 def contrast_of(gain: float, std: float, sigma: float) -> Contrast:
-    """What is known by its standard deviation (log), beside that of a single unit."""
+    """The contrast that has this gain and standard deviation (log); `sigma` is that of one unit."""
     return Contrast(gain, (sigma / std) ** 2, sigma)
 
 
 class Calls(NamedTuple):
-    """Calls grouped by slot: the distinct slots, each call's place among them, centres, deviations from them."""
+    """Calls grouped by slot: the distinct slots, each call's index among them, centres, deviations from them."""
 
     slots: Ints
     of: Ints
@@ -189,7 +189,7 @@ class Calls(NamedTuple):
 
 
 class CallEvidence(Columns):
-    """Running statistics of all slots of one regime, whose label this is; 0 is the one that the job began with."""
+    """Running statistics of all slots in one regime; `regime` is its label, 0 for the job's first."""
 
     def __init__(self, regime: int = 0) -> None:
         self.regime = regime
@@ -198,19 +198,19 @@ class CallEvidence(Columns):
         self.candidates: list[Candidate] = []
         self.key = np.zeros(0, np.int64)
         self.algorithm = np.zeros(0, np.int64)
-        """That is asked for, 255 where the choice is NCCL's; so is the protocol."""
+        """The requested algorithm, 255 if NCCL chooses; `protocol` likewise."""
         self.protocol = np.zeros(0, np.int64)
         self.n_calls = np.zeros(0, np.int64)
         self.n_units = np.zeros(0, np.int64)
         self.mean = np.zeros(0)
-        """Of the units."""
+        """Mean (log us) of the units."""
         self.extra_us = np.zeros(0)
         """Measured microseconds over the incumbent, signed, while the slot was on trial."""
         self._open_step = np.zeros(0, np.int64)
         self._open_calls = np.zeros(0, np.int64)
         self._open_sum = np.zeros(0)
         self._of_units = _NoiseScale()
-        """Noise by key."""
+        """Noise of units, by key."""
         self.of_calls = _NoiseScale()
         """Noise of single calls, by slot."""
 
@@ -218,7 +218,7 @@ class CallEvidence(Columns):
         return len(self.candidates)
 
     def find(self, key: int, candidate: Candidate) -> int | None:
-        """Slot of `candidate` at key index `key`, None when it was never made."""
+        """Slot of `candidate` at key index `key`; None if it has none."""
         return self._index.get((key, candidate))
 
     def has_measured(self, key: int, candidate: Candidate) -> bool:
@@ -227,7 +227,7 @@ class CallEvidence(Columns):
         return slot is not None and self.n_calls.item(slot) > 0
 
     def slot(self, key: int, candidate: Candidate) -> int:
-        """Slot of `candidate` at key index `key`, made if need be."""
+        """Slot of `candidate` at key index `key`; a new one if it has none."""
         if (found := self._index.get((key, candidate))) is None:
             found = self._index[key, candidate] = len(self)
             self.candidates.append(candidate)
@@ -239,13 +239,13 @@ class CallEvidence(Columns):
         return found
 
     def forget(self, slots: Ints) -> None:
-        """What the only call of each of these slots took says nothing."""
+        """Forget the duration of the only call of each of these slots."""
         for one in (self.n_calls, self.n_units, self._open_calls, self._open_sum, self.mean):
             one[slots] = 0
         self.history.forget(self.key[slots], slots)
 
     def calls(self, slots: Ints, logs: Floats) -> Calls:
-        """Calls grouped by slot, against what each slot took so far; slot and log duration of each, at least one."""
+        """Group calls by slot and compare each with its slot's centre; there must be at least one call."""
         touched, of = grouped(slots, len(self))
         centre = self.centre(touched)
         if (fresh := np.isnan(centre)).any():
@@ -256,7 +256,7 @@ class CallEvidence(Columns):
         """Take in calls of `steps`, in the order they happened."""
         slots, of = calls.slots, calls.of
         limit = CLIP * self._of_units.typical
-        # A slot without history has only the block's median to go by: be generous there.
+        # A slot without history is compared with the block's median only: its limits are wider.
         is_ripe = self.n_units[slots] >= 2
         limits = np.where(is_ripe, limit, 4 * limit)[of]
         deviation = np.minimum(np.maximum(calls.deviation, -limits), limits)
@@ -270,7 +270,7 @@ class CallEvidence(Columns):
             self._add_step(step, slots[there], counts[there], sums[there], calls.centre[there])
 
     def centre(self, slots: Ints) -> Floats:
-        """Best current mean of each slot, the unfinished step included; NaN where nothing is known."""
+        """Best current mean of each slot, including the unfinished step; NaN if nothing is known."""
         calls, n_units = self._open_calls[slots], self.n_units[slots]
         is_open = calls > 0
         unit = self._open_sum[slots] / np.maximum(calls, 1)
@@ -279,23 +279,23 @@ class CallEvidence(Columns):
         return centre
 
     def log_us(self, slot: int) -> float:
-        """Best current mean of one slot; NaN where nothing is known."""
+        """Best current mean of one slot; NaN if nothing is known."""
         n_open, n_units, mean = self._open_calls.item(slot), self.n_units.item(slot), self.mean.item(slot)
         if not n_open:
             return mean if n_units else math.nan
         return (mean * n_units + self._open_sum.item(slot) / n_open) / (n_units + 1)
 
     def known_log_us(self, key: int, candidate: Candidate) -> float:
-        """Best current mean of `candidate` at key index `key`; NaN where nothing is known."""
+        """Best current mean of `candidate` at key index `key`; NaN if nothing is known."""
         slot = self.find(key, candidate)
         return math.nan if slot is None else self.log_us(slot)
 
     def units(self, slot: int) -> float:
-        """Units behind `centre`, the unfinished step included."""
+        """Units behind `centre`, including the unfinished step."""
         return float(self.n_units.item(slot) + (self._open_calls.item(slot) > 0))
 
     def sigma(self, keys: Ints | int) -> Floats:
-        """Noise (log) of one unit at each key index, shrunk towards the job's noise, shape [n]; or at one."""
+        """Noise (log) of one unit at each key index (shape [n]) or at one, shrunk towards the job's noise."""
         return self._of_units.of(keys)
 
     def contrast(self, first: int, second: int) -> Contrast:
@@ -306,10 +306,10 @@ class CallEvidence(Columns):
         return Contrast(gain, pairs, float(self.sigma(int(self.key[first]))))
 
     def nearby(self, first: int, second: int) -> Contrast:
-        """The same where one of the two took over from the other: the network may have changed just as the second ran.
+        """The same from the steps around switches between the two: elsewhere the network may have differed.
 
-        Of which nothing is known before either has run on both sides of the other. At each switch so many steps of both
-        count; each of them counts at two switches.
+        Nothing is known before one of them has run both before and after the other. At each switch `NEIGHBOURS` steps
+        of both count; a step may count at two switches.
         """
         (slots, values), sigma = self.history.of(int(self.key[first])), float(self.sigma(int(self.key[first])))
         is_ours = (slots == first) | (slots == second)
@@ -327,7 +327,7 @@ class CallEvidence(Columns):
         return Contrast(gain, 0.5 * float(pairs.sum()), math.sqrt(squares / (PRIOR_UNITS + len(switches) - 1)))
 
     def _add_step(self, step: int, slots: Ints, counts: Ints, sums: Floats, centre: Floats) -> None:
-        """One step's calls of distinct slots: how many each, and the sum of their deviations from `centre`."""
+        """Take in one step's calls of distinct slots: their number, and the sum of their deviations from `centre`."""
         keys, first = np.unique(self.key[slots], return_index=True)
         self.history.add(keys, slots[first], (centre + sums / counts)[first])
         stale = (self._open_calls[slots] > 0) & (self._open_step[slots] != step)
@@ -351,7 +351,7 @@ class CallEvidence(Columns):
 
 
 def grouped(ids: Ints, n_ids: int) -> tuple[Ints, Ints]:
-    """The distinct `ids` (in 0..n_ids-1) in order, and each entry's place among them; without sorting."""
+    """The distinct `ids` (in 0..n_ids-1) in order, and each entry's index among them; without sorting."""
     is_there = np.zeros(n_ids, np.bool_)
     is_there[ids] = True
     touched = np.flatnonzero(is_there)

@@ -1,6 +1,6 @@
-"""What runs at a key in a window: one ordered list, of which the first that applies decides.
+"""Decides what runs at a key in a window, by an ordered list: the first entry that applies decides.
 
-`Override` is that list. A plan notes it for every key: what is charged and compared later is what was decided then.
+`Override` is that list. A plan keeps the entry of every key: later charges and comparisons use it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from .keys import KeyState, WindowOwner
 
 
 class Override(IntEnum):
-    """Why a key runs what it runs; an earlier one goes before those after it. `words` are what people read."""
+    """Why a key runs its setting, by precedence; `words` explain each to people."""
 
     words: str
 
     def __new__(cls, number: int, words: str) -> Override:
-        """A member by its place in the list."""
+        """A member with its number in the list."""
         member = int.__new__(cls, number)
         member._value_ = number
         member.words = words
         return member
 
-    control = 0, "NCCL's own choice runs everywhere for two steps, to compare what is in force with"
-    experiment = 1, "the guard suspects it of slowing steps down, and compares steps with and without it"
-    pause = 2, "an experiment compares steps without what it suspects"
+    control = 0, "NCCL's own choice runs everywhere for two steps, to compare it with the plan"
+    experiment = 1, "the guard suspects that it slows steps down, and compares steps with and without it"
+    pause = 2, "an experiment compares steps without the settings it suspects"
     variant = 3, "another plan as a whole is compared by step time"
-    first_look = 4, "a trial that this job has not measured yet: it gives way by itself after two steps"
-    trial = 5, "a candidate takes turns with what usually runs"
+    first_look = 4, "a trial that this job has not measured yet: it ends by itself after two steps"
+    trial = 5, "a candidate alternates with the usual setting"
     proven = 6, "earlier jobs proved it to be faster; it is verified on the side"
     provisional = 7, "it is faster so far, but not beyond doubt: it runs in 11 of 12 windows"
     incumbent = 8, "what was promoted, or NCCL's own choice"
@@ -46,11 +46,11 @@ def _flags(overrides: Iterable[Override]) -> npt.NDArray[np.bool_]:
 
 
 EXPLORING: Final = _flags({Override.experiment, Override.first_look, Override.trial, Override.provisional})
-"""By override: nothing has spoken for what runs yet."""
+"""By override: the setting is not proven yet."""
 CHARGED: Final = EXPLORING | _flags({Override.proven})
-"""By override: calls are held against the incumbent's, and the budget pays for what they take longer."""
+"""By override: calls are compared with the incumbent's, and the budget pays for their extra time."""
 TENTATIVE: Final = EXPLORING | _flags({Override.variant})
-"""By override: what must not run unwatched."""
+"""By override: the plan must end by itself unless the daemon renews it."""
 
 
 class Setting(NamedTuple):
@@ -61,18 +61,18 @@ class Setting(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What is known of the next window before anything is decided at any key."""
+    """What is known of the next window before any key's setting is decided."""
 
     forced: Mapping[int, Setting] = {}
-    """By key index: what an experiment or a variant asks for."""
+    """By key index: the setting that an experiment or a variant requests."""
     unmeasured: Collection[int] = ()
-    """Keys whose trial gives way by itself after a first look."""
+    """Keys whose trial ends by itself after a first look."""
     is_overspent: bool = False
-    """Only incumbents and what earlier jobs proved run."""
+    """Only incumbents and settings that earlier jobs proved may run."""
 
 
 def what_runs(state: KeyState, window: Window) -> Setting:
-    """The first of `Override` that applies at a key whose window has begun; control windows are whole plans."""
+    """The setting of a key whose window has begun, by the first `Override` that applies, except control windows."""
     forced = window.forced.get(state.index)
     if forced is not None:
         return forced
@@ -85,7 +85,7 @@ def what_runs(state: KeyState, window: Window) -> Setting:
 
 
 def usual(state: KeyState) -> Setting:
-    """What runs at a key when nothing is forced, on trial or resting."""
+    """What runs at a key without a forced setting or a trial, if its provisional setting does not rest."""
     if state.provisional is None:
         return Setting(state.incumbent, Override.incumbent)
     return Setting(state.provisional, Override.proven if state.provisional_is_proven else Override.provisional)

@@ -1,4 +1,4 @@
-"""Plans: what every key was asked to run under each, which is in force, which on its way, and when the next is due."""
+"""Plans: each one's settings, which is in force, which is on its way, and when the next is due."""
 
 from __future__ import annotations
 
@@ -39,43 +39,43 @@ FADING: Final = 0.5
 
 
 class Variant(NamedTuple):
-    """Another setting for some keys, by key index, that is judged by step time."""
+    """Other settings for some keys, by key index, judged by step time."""
 
     name: str
     changes: Mapping[int, Candidate]
     worst_us: float = 0.0
-    """By how much a step's calls take longer at worst (90 %)."""
+    """Upper 90 % bound of the extra time of a step's calls."""
 
 
 class PlanInForce(NamedTuple):
-    """What the keys known at that time were asked to run, and why."""
+    """A plan with the requested setting of every key known at that time, and the reason."""
 
     candidates: list[Candidate]
     overrides: Overrides
     """`Override` by key index, shape [n_keys]."""
     plan: Plan
     variant: Variant | None = None
-    """What it runs instead of what keys would by themselves."""
+    """The variant that it runs."""
     unseen_rows: tuple[PlanRow, ...] = ()
-    """What was asked for keys that were not known yet."""
+    """Rows for keys that were not known yet."""
 
     @property
     def is_control(self) -> bool:
-        """NCCL's own choice runs everywhere, to compare what is in force with."""
+        """Whether it is a control window: NCCL's own choice runs everywhere."""
         return bool((self.overrides == Override.control).any())
 
     @property
     def tentative(self) -> list[int]:
-        """Keys at which it runs what must not run unwatched, by index."""
+        """Keys, by index, whose settings must end by themselves unless the daemon renews them."""
         found: list[int] = np.flatnonzero(TENTATIVE[self.overrides]).tolist()
         return found
 
     def why(self, n_keys: int) -> Overrides:
-        """`Override` of every key by now, shape [n_keys]: those that were not known run NCCL's own choice."""
+        """`Override` of all keys known now, shape [n_keys]; keys that were not known run NCCL's own choice."""
         return np.pad(self.overrides, (0, n_keys - len(self.overrides)), constant_values=Override.incumbent)
 
     def followed_by(self, after: PlanInForce, n_steps: int) -> PlanInForce:
-        """As a plan that gives way to `after` by itself, `n_steps` after its last stage began."""
+        """The same plan with the further stage `after`, which follows by itself after `n_steps` of the last stage."""
         before, rows = self.plan.at_last().rows, after.plan.rows
         n_same = 0
         while n_same < min(len(before), len(rows)) and before[-1 - n_same] == rows[-1 - n_same]:
@@ -85,9 +85,9 @@ class PlanInForce(NamedTuple):
 
 
 class Plans:
-    """The latest plans by epoch, from being offered to being in force; epoch 0 is the empty plan of every job's start.
+    """The latest plans by epoch, on their way or in force; epoch 0 is the empty plan of every job's start.
 
-    `latency` is told how long they are on their way.
+    `latency` learns how long plans are on their way.
     """
 
     def __init__(self, latency: RollbackLatency, surrogate: Surrogate) -> None:
@@ -98,26 +98,26 @@ class Plans:
         self._slots: dict[int, Ints] = {}
         self._slots_of: CallEvidence | None = None
         self._worked_out: tuple[list[Candidate], Ints] = [], np.zeros(0, np.int64)
-        """What a plan asks of all keys, and their slots: most of it holds for the next one, too."""
+        """The last plan's settings of all keys, and their slots; most are the same in the next plan."""
         self.asked: list[Candidate] = []
-        """What each key shall run now, by key index."""
+        """The requested setting of each key, by key index."""
         self._overrides: list[Override] = []
         self._rows: list[PlanRow | None] = []
         self._alike: dict[tuple[CommunicatorClass, Collective, int], list[int]] = {}
-        """Keys that differ in phase alone, by index."""
+        """Indices of keys that differ only by phase."""
         self._active = 0
         """The epoch in force."""
         self._active_since = 0
         self._looks: dict[int, int] = {}
-        """Epochs of what ends by itself, first looks and control windows for example; and after how many steps."""
+        """Epochs of stages that end by themselves, such as first looks and control windows, and their steps."""
         self._rests: dict[int, int] = {}
-        """Epochs at which what was on trial has given way by itself; and after how many steps."""
+        """Epochs of stages that follow a trial if nobody renews it, and the steps until then."""
         self.next = 1
         """The epoch of the next plan."""
         self.must_repeat = False
-        """What was last asked for is not in force: it expired, was refused or got lost."""
+        """The last plan is not in force: it expired, was refused or got lost."""
         self.takes_over = False
-        """The plan in force is of a daemon that is gone, and that has not been told yet."""
+        """The plan in force came from a daemon that has ended; `propose` has not recorded that yet."""
         self._offered: int | None = None
         """The last epoch of the plan on its way."""
         self._offered_at_step = 0
@@ -126,11 +126,11 @@ class Plans:
 
     @property
     def latest(self) -> PlanInForce | None:
-        """The plan on its way, or else the one in force; None when that is another daemon's."""
+        """The plan on its way, or else the one in force; None if that came from another daemon."""
         return self._plans.get(self._active if self._offered is None else self._offered)
 
     def get(self, epoch: int) -> PlanInForce | None:
-        """The plan of `epoch`; None when it is another daemon's, or too old."""
+        """The plan of `epoch`; None if it came from another daemon or is too old."""
         return self._plans.get(epoch)
 
     def add(self, entry: PlanInForce) -> None:
@@ -143,7 +143,7 @@ class Plans:
             self._slots.pop(oldest, None)
 
     def slots(self, epoch: int) -> Ints:
-        """CallEvidence slot of every key under a plan; keys that it does not know ran the baseline."""
+        """Slot (`CallEvidence`) of every key under a plan; keys that it does not know ran the baseline."""
         evidence, n_keys = self._surrogate.evidence, len(self._tables.states)
         if evidence is not self._slots_of:
             self._slots, self._slots_of, self._worked_out = {}, evidence, ([], np.zeros(0, np.int64))
@@ -157,7 +157,7 @@ class Plans:
         return self._slots[epoch]
 
     def meet(self, state: KeyState) -> None:
-        """A key was seen for the first time: note what each plan had asked of it already."""
+        """A key was seen for the first time: note which setting each plan had for it already."""
         for entry in self._plans.values():
             row = covering(entry.unseen_rows, state.key) if entry.unseen_rows else None
             if row is not None:
@@ -165,22 +165,22 @@ class Plans:
                 entry.candidates.append(row.candidate)
 
     def row_of_other_phases(self, key: DecisionKey) -> PlanRow | None:
-        """The row that holds in any phase for calls like those of a key that is not known yet."""
+        """The row that applies to a key not known yet, because it holds in any phase."""
         alike = self._alike.get((key.communicator, key.collective, key.size_class), [])
         is_one = len({self.asked[index] for index in alike}) == 1
         return self._rows[alike[0]] if is_one else None
 
     @property
     def overrides(self) -> Overrides:
-        """Why each key shall run that."""
+        """Why each key runs its requested setting."""
         return np.array(self._overrides, np.int8)
 
     def setting(self, index: int) -> Setting:
-        """What one key shall run now, and why."""
+        """The requested setting of one key, and the reason."""
         return Setting(self.asked[index], self._overrides[index])
 
     def ask(self, changes: Mapping[int, Setting]) -> bool:
-        """Note what keys, by index, shall run from now on; whether anything differs from before."""
+        """Request these settings, by key index, from now on; return whether any differs from before."""
         states, model_id = self._tables.states, self._tables.knowledge.model_id
         for state in states[len(self.asked) :]:
             place = state.key.communicator, state.key.collective, state.key.size_class
@@ -197,10 +197,10 @@ class Plans:
         return differs
 
     def rows(self, first: Iterable[int]) -> tuple[PlanRow, ...]:
-        """What is asked for now; the rows of keys `first` come first, by index.
+        """Rows of the requested settings; those of keys `first` (by index) come first.
 
-        Keys that differ in phase alone and are asked for the same get one row for any phase: it holds whatever the
-        communicator's history says.
+        Keys that differ only by phase and have the same setting get one row for any phase: it needs no history of the
+        communicator.
         """
         states = self._tables.states
         rows: dict[object, PlanRow] = {}
@@ -225,14 +225,14 @@ class Plans:
     def adopted(self, epoch: int, step: int) -> None:
         """All ranks run under `epoch` from `step` on."""
         if epoch == 0 < self._active:
-            # They heard nothing of this daemon for so long that their plan expired.
+            # The ranks heard nothing from this daemon for so long that their plan expired.
             self._active, self._steps_in_epoch, self._offered = 0, 0, None
             self.must_repeat = True
             return
         if epoch < self._active:
             return
         self._active, self._active_since = epoch, step
-        # A plan on trial that gave way by itself was not renewed in time: it is asked for anew.
+        # A trial's plan ended by itself because it was not renewed in time: it is offered again.
         self.must_repeat |= epoch in self._rests
         self._latency.adopted(epoch, step)
         self._steps_in_epoch = 0
@@ -242,7 +242,7 @@ class Plans:
         self.next = max(self.next, epoch + 1)
 
     def is_fading(self, step: int) -> bool:
-        """The plan in force is on trial, and gives way by itself before long."""
+        """Whether the plan in force runs a trial and will soon end by itself."""
         lasts_steps = self._rests.get(self._active + 1)
         return lasts_steps is not None and step - self._active_since >= FADING * lasts_steps
 
@@ -255,7 +255,7 @@ class Plans:
         return self._steps_in_epoch >= least_steps and step != self._planned_at_step
 
     def plan_at(self, step: int) -> None:
-        """A plan is thought of; what should have been adopted long ago is waited for no longer."""
+        """A plan is considered at `step`; the wait for an overdue plan ends."""
         self._planned_at_step = step
         if self._offered is not None and self._is_overdue(step):
             self._offered, self.must_repeat = None, True
@@ -265,7 +265,7 @@ class Plans:
     def offer(self, entry: PlanInForce, step: int) -> None:
         """`entry` is on its way to the ranks."""
         self.add(entry)
-        # What is waited for is what the daemon asked for, not what it gives way to once nobody renews it.
+        # Wait for the stage that the daemon wants, not for the one that follows if nobody renews it.
         rests_at = entry.plan.last_epoch if entry.plan.last_epoch in self._rests else None
         self._offered = entry.plan.last_epoch if rests_at is None else rests_at - 1
         self._offered_at_step = step
@@ -273,12 +273,12 @@ class Plans:
         self._latency.offered(entry.plan.epoch)
 
     def follow(self, after: PlanInForce, after_steps: int) -> None:
-        """The stage before `after`, a first look for example, gives way to that by itself, so many steps later."""
+        """The stage before `after`, such as a first look, ends by itself after this many steps; `after` follows."""
         self._looks[after.plan.epoch - 1] = after_steps
         self.add(after)
 
     def rest(self, resting: PlanInForce, after_steps: int) -> None:
-        """What is on trial gives way to `resting` by itself, so many steps after it came into force."""
+        """The stage with trials ends by itself after this many steps; `resting` follows."""
         self._rests[resting.plan.epoch] = after_steps
         self._rests = {epoch: n_steps for epoch, n_steps in self._rests.items() if epoch >= self._active}
         self.add(resting)

@@ -1,7 +1,8 @@
-"""What exploring may cost, and what it costs: the budget, what calls are worth to training, what is reserved.
+"""What exploration may cost and does cost: the budget, its reservations, and how much training waits for calls.
 
-All in microseconds of training time. A key that is called once in a hundred steps may have a trial that waits as long;
-hundreds of such keys may all be called in one step: what each trial was admitted for stays reserved until it is known.
+All costs are microseconds of training time. A trial at a key that is called once in a hundred steps waits that long for
+its first call. Hundreds of such keys may be called in one step, so each trial's risk stays reserved until its cost is
+measured.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from .keys import Traffic
 from .observations import StepSums
 
 CATASTROPHIC_RATIO: Final = 2.0
-"""What takes so many times as long as the incumbent is a catastrophe: not tried again."""
+"""A setting that takes this many times as long as the incumbent is a catastrophe and not tried again."""
 LOG_CATASTROPHE: Final = math.log(CATASTROPHIC_RATIO)
 
 
 WINDOW_STEPS: Final = 200
-"""Exploring costs no more than the budget of all steps so far, and no more than that of any so many steps in a row."""
+"""Exploration stays within the budget of all steps so far, and within that of any this many steps in a row."""
 
 
 class Budget:
-    """The one ledger: a fraction of every finished step is earned, trials reserve, what exploring cost is spent."""
+    """The ledger of exploration: finished steps earn a fraction of their time, trials reserve, charges are spent."""
 
     def __init__(self, fraction: float) -> None:
         if not 0.0 <= fraction <= 1.0:
@@ -38,9 +39,9 @@ class Budget:
         self.spent_us = 0.0
         self.n_steps = 0
         self._window: deque[tuple[float, float]] = deque([(0.0, 0.0)], WINDOW_STEPS)
-        """What had been trained and spent when the latest steps began, the first of them first."""
+        """Training time and spent time at the beginning of each of the latest steps, oldest first."""
         self._reserved_us: dict[int, tuple[float, float]] = {}
-        """By key: what its trial may cost until it is measured, and what connecting it takes besides."""
+        """By key, what its trial may cost until it is measured, and the cost of its connection."""
 
     def earn(self, step_us: float) -> None:
         """A training step of `step_us` microseconds has finished."""
@@ -49,15 +50,15 @@ class Budget:
         self._window.append((self.training_us, self.spent_us))
 
     def spend(self, extra_us: float) -> None:
-        """Exploration cost `extra_us` over the incumbents; negative corrects an earlier charge."""
+        """Exploration cost `extra_us` more than the incumbents; a negative one corrects an earlier charge."""
         self.spent_us = max(0.0, self.spent_us + extra_us)
 
     def reserve(self, key: int, risk_us: float, once_us: float) -> None:
-        """A trial begins: what it may cost until it is measured, and what connecting it takes, is set aside."""
+        """A trial begins: reserve what it may cost until it is measured, and the cost of its connection."""
         self._reserved_us[key] = risk_us, once_us
 
     def release(self, key: int) -> None:
-        """The trial of a key has ended, or is measured: what it costs is spent as it comes."""
+        """The trial of a key has ended, or was measured: from now on its calls are charged."""
         self._reserved_us.pop(key, None)
 
     @property
@@ -67,66 +68,66 @@ class Budget:
 
     @property
     def free_us(self) -> tuple[float, float]:
-        """What trials may still risk, now and of all steps' budget; only the latter pays for connections."""
+        """What trials may still risk: now, and of all steps' budget, which also pays for connections."""
         risk_us = sum(risk for risk, _ in self._reserved_us.values())
         once_us = sum(once for _, once in self._reserved_us.values())
         return self.remaining_us - risk_us, self.in_all_us - risk_us - once_us
 
     def affords(self, risk_us: float, once_us: float) -> bool:
-        """Whether a trial may risk and reserve that much."""
+        """Whether the budget covers a trial with this risk and connection cost."""
         now_us, in_all_us = self.free_us
         return risk_us <= now_us and risk_us + once_us <= in_all_us
 
     @property
     def in_all_us(self) -> float:
-        """What may still be spent of all steps' budget; connecting an algorithm may take more than a window has."""
+        """What is left of all steps' budget; a connection may cost more than a window's budget."""
         return self.fraction * self.training_us - self.spent_us
 
     @property
     def remaining_us(self) -> float:
-        """What may still be spent; negative after a costlier surprise than was planned for."""
+        """What may still be spent; negative if a trial cost more than its reserved risk."""
         trained_us, spent_us = self._window[0]
         of_window_us = self.fraction * (self.training_us - trained_us) - (self.spent_us - spent_us)
         return min(self.in_all_us, of_window_us)
 
 
 LEARNED: Final = 0.1
-"""Weight of a step against those before it."""
+"""Weight of the newest step in the running sums."""
 ANY_SHARE: Final = (0.5, 0.5)
-"""Mean and standard deviation of a share of which nothing is known."""
+"""Mean and standard deviation of an unknown share."""
 
 
 class ExposedShare:
-    """Which share of what calls take computation waits for: measured, else estimated from steps' times, else unknown.
+    """The share of calls' time that computation waits for: measured, or estimated from step times, or unknown.
 
-    Measured is what steps exposed to what their calls took; a step of large messages weighs more than one of small.
-    Calls and the record of a step may come in either order. A step of which calls were lost seems more exposed than
-    it was: exploration is then charged too much, never too little.
+    The measured share is steps' exposed time over their calls' time, so a step of large messages has more weight.
+    Calls and a step's record may come in either order. If calls of a step are lost, the share looks too large:
+    exploration is then charged too much, never too little.
     """
 
     def __init__(self) -> None:
         self._calls_us, self._exposed_us = StepSums(), StepSums()
-        """Where calls or records are lost, what came of the other kind waits in vain."""
+        """By step, until the other one has come; if calls or records are lost, it never comes."""
         self._newest_step = -1
         self._sums_us: Floats | None = None
-        """Of what was exposed, and of what calls took."""
+        """Running sums of exposed time and of calls' time."""
         self.estimate = ANY_SHARE
-        """By how much steps get longer where calls do: mean and standard deviation, which may lie beyond 0 and 1."""
+        """The share of calls' extra time that steps get longer: mean (maybe outside 0 to 1) and standard deviation."""
 
     @property
     def is_measured(self) -> bool:
-        """Some steps have told."""
+        """Whether at least one step measured the share."""
         return self._sums_us is not None
 
     @property
     def share(self) -> float:
-        """What it is taken for: where it is not measured, what is likely."""
+        """The measured share, or else the estimate's mean, within 0 to 1."""
         measured = self._sums_us
         return _in_0_to_1(self.estimate[0] if measured is None else float(measured[0] / measured[1]))
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The least and the most that it may be, by its 90 % bounds: 0 and 1 if nothing is known of it."""
+        """The ends of the share's 90 % interval; 0 and 1 if nothing is known."""
         mean, std = self.estimate if self._sums_us is None else (self.share, 0.0)
         return _in_0_to_1(mean - Z_90 * std), _in_0_to_1(mean + Z_90 * std)
 
@@ -155,48 +156,47 @@ def _in_0_to_1(share: float) -> float:
 
 
 class TrialCost:
-    """How often keys are called, how much of that is waited for, and for how long a trial runs at least."""
+    """How often keys are called, how much of their time training waits for, and the least steps of a trial."""
 
     def __init__(self) -> None:
         self.exposed = ExposedShare()
         self.latency = RollbackLatency()
         self.connection_us = 0.0
-        """What training waits for an algorithm to be connected, as far as this job has seen that."""
+        """How long training waits for an algorithm's connection, as this job measured it."""
         self.traffic = Traffic()
 
     @property
     def charged_share(self) -> float:
-        """Share of a collective's extra time that the budget pays for: what may be waited for, and a little more."""
+        """Share of a call's extra time that the budget pays for: the upper bound of the exposed share, and a margin."""
         return min(1.0, self.exposed.bounds[1] + 0.1)
 
     def look_steps(self, keys: Sequence[int]) -> int:
-        """How long a first look at these keys lasts: what is called, or measured, in few steps is looked at in more."""
+        """Steps of a first look at these keys: more if they are called, or measured, in few steps only."""
         least_calls = min(1.0, float(self.traffic.per_step[[*keys]].min()))
         return round(FIRST_LOOK_STEPS / max(least_calls, FIRST_LOOK_STEPS / self.latency.trial_steps))
 
     def first_calls(self, key: int) -> float:
-        """Calls of a key under a setting before anything is known of it."""
+        """Calls of a key under a new setting before the setting can be withdrawn."""
         latency = self.latency
         return self.traffic.calls_in(key, self.look_steps([key]) if latency.needs_looks else latency.steps)
 
 
 FORGOTTEN: Final = 0.5
-"""A delay shorter than the last ones counts this much at each look: a longer one counts at once."""
+"""Weight of a delay shorter than the last ones; a longer one counts at once."""
 FIRST_LOOK_STEPS: Final = 2
-"""Steps that a setting runs which was never measured; then it gives way by itself until its measurements are here."""
+"""Steps of a setting that was never measured; then the plan ends it until its measurements have come."""
 LEAST_TRIAL_STEPS: Final = 32
 TRIAL_RESPONSES: Final = 4.0
-"""How many times over evidence and a next plan could be on their way before a plan on trial gives way by itself."""
+"""A plan with trials ends by itself after this many times the usual delay of evidence and the next plan."""
 UNSEEN_RESPONSE: Final = 2.0
-"""How many reports' steps a plan is believed to be on its way before any plan was seen adopted."""
+"""Assumed delay of a plan, in reports, before any adoption was seen."""
 
 
 class RollbackLatency:
-    """Learns from what is seen how long evidence and plans are on their way, in steps.
+    """Learns how long evidence and plans are on their way, in steps.
 
-    CallEvidence comes in reports of a second or less; with short steps that is hundreds of them. A setting that
-    turns out to be slow has run for a whole report before that is known, and goes on until all ranks have
-    adopted the next plan.
+    Measurements come in reports of a second or less, which may be hundreds of short steps. A slow setting has run for
+    a whole report before that is known, and it runs on until all ranks have adopted the next plan.
     """
 
     def __init__(self) -> None:
@@ -205,26 +205,26 @@ class RollbackLatency:
         self._report_steps = 0.0
         """Steps that became known between two looks."""
         self._response_steps: float | None = None
-        """From the last known step when a plan is offered to the step at which it is in force."""
+        """Steps from the last known one, when a plan is offered, to the one at which it is in force."""
         self._offered: dict[int, int] = {}
         self.stages_end = True
-        """What gives way by itself, such as first looks, has always done so."""
+        """Stages such as first looks have always ended by themselves."""
 
     @property
     def needs_looks(self) -> bool:
-        """A first look ends by itself before a setting could be withdrawn, as far as that is known or assumed."""
+        """Whether a first look ends earlier than the daemon could withdraw a setting, by what is known or assumed."""
         return self.stages_end and (self._response_steps is None or self.steps > FIRST_LOOK_STEPS)
 
     @property
     def trial_steps(self) -> int:
-        """How many steps a plan with something on trial lasts if nobody renews it: no trial runs unwatched for long."""
+        """Steps after which a plan with trials ends by itself, so that no trial runs long without the daemon."""
         return max(LEAST_TRIAL_STEPS, math.ceil(TRIAL_RESPONSES * self.steps))
 
     @property
     def steps(self) -> float:
-        """How many steps of a setting are run between its adoption and the end of it, at the earliest.
+        """Least steps of a setting between its adoption and its withdrawal.
 
-        The first of them is in the report, and the response is counted from the report's last step.
+        Its first step is in the report; the response is counted from the report's last step.
         """
         response = self._response_steps
         if response is None:
@@ -239,13 +239,13 @@ class RollbackLatency:
             self._known_step = last_step
 
     def looked(self) -> None:
-        """A plan could be made now of all that is known."""
+        """The daemon looks at all that is known and could make a plan now."""
         if self._n_fresh:
             self._report_steps = _remembered(self._report_steps, self._n_fresh)
             self._n_fresh = 0
 
     def looks_on(self) -> None:
-        """A first look did not end by itself: none is relied on any more."""
+        """A first look did not end by itself: rely on none any more."""
         self.stages_end = False
 
     def offered(self, epoch: int) -> None:

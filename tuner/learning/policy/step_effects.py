@@ -1,9 +1,8 @@
-"""What step times say: one linear regression of log step time on what ran, by a Kalman filter.
+"""Evidence of step times: a linear regression of log step time on the settings that ran, by a Kalman filter.
 
-`StepEffects` follows the level, which may drift, and on top of it the effect of every setting on trial or provisional,
-and of the variant of the plan, that ran in the step. How much of a step's noise the next one shares is learned: where
-times wander by themselves, only what comes and goes with the windows of a setting is its doing. `StepKinds` tells steps
-apart that differ anyway.
+`StepEffects` follows the level, which may drift, and the effects of all trials, provisional settings and the variant of
+the plan. It learns the correlation of neighbouring steps: if times drift by themselves, a setting's effect is only what
+comes and goes with its windows. `StepKinds` separates kinds of steps that differ without any trial.
 """
 
 from __future__ import annotations
@@ -33,41 +32,41 @@ from .observations import (
 from .risk import LEARNED
 
 RECENT_STEPS: Final = 32
-"""Newest steps, which say how long one takes now; an experiment lasts no longer. Twice as many compare what was
-promoted with what ran before it.
+"""Newest steps that show the present step time; also the most steps of an experiment. A promotion is compared with the
+setting before it for twice as many.
 """
 LEAST_EFFECT: Final = 0.004
-"""Less (log) is not worth asking, and steps are believed to scatter by no less."""
+"""Least effect (log) that is worth an experiment, and least scatter of steps."""
 ONE_IN_TEN: Final = 1.3
-"""One in ten is further off to one side than so many standard deviations."""
+"""One value in ten is further off to one side than this many standard deviations."""
 
 
 class Cooldown:
-    """What turned out to be no good rests for so many steps, and for twice as long after each further time."""
+    """After a failure something rests for `HORIZON_STEPS`; after each further failure for twice as long."""
 
     first_steps = HORIZON_STEPS
 
     def __init__(self) -> None:
         self._until: dict[Hashable, tuple[int, int]] = {}
-        """The step before which it rests, and how often it did."""
+        """By name, the step at which the rest ends, and the number of rests."""
 
     def begin(self, name: Hashable, step: int) -> int:
-        """It rests from this step on; the step until which it does."""
+        """Begin a rest at this step; return the step at which it ends."""
         n_times = self.n_times(name)
         self._until[name] = step + self.first_steps * 2**n_times, n_times + 1
         return self.until(name)
 
     def n_times(self, name: Hashable) -> int:
-        """How often it rested."""
+        """The number of rests."""
         return self._until.get(name, (0, 0))[1]
 
     def until(self, name: Hashable) -> int:
-        """The step from which it rests no longer."""
+        """The step at which the rest ends."""
         return self._until.get(name, (0, 0))[0]
 
 
 def in_pairs(chance: random.Random) -> Iterator[bool]:
-    """With and without, in pairs whose order is drawn by chance: training has periods of its own."""
+    """True and False in pairs of random order, so that they do not match periods of the training."""
     while True:
         first = chance.random() < 0.5
         yield first
@@ -75,55 +74,55 @@ def in_pairs(chance: random.Random) -> Iterator[bool]:
 
 
 LEAST_DRIFT: Final = 0.0003
-"""The level moves by no less (log) from one step to the next, and by no more than the noise."""
+"""Least drift (log) of the level per step; the most is the noise."""
 IN_COMMON: Final = 0.05
-"""So much correlation of neighbouring surprises is left to chance."""
+"""Correlation of neighbouring residuals up to this counts as chance."""
 MOST_EFFECTS: Final = 128
-"""With more, settings that come new share what is known of their key: work per step is bounded."""
+"""Most separate effects, to bound the work per step; further settings share the effect of their key."""
 
 
 class Shared(Enum):
-    """Effects on steps that no setting has by itself."""
+    """Effects on steps that belong to no single setting."""
 
     exposed = "exposed"
-    """The share of calls' time that steps wait for: it is in a step as often as its calls take longer (log)."""
+    """The share of calls' time that steps wait for; its regressor is the extra time of a step's calls (log)."""
     variant = "variant"
     """The variant of the plan that is on trial."""
 
 
 class KeyEffect(NamedTuple):
-    """What settings at a key have in common; with very many keys some share it."""
+    """The effect that all settings of a key share; with very many keys some share one."""
 
     number: int
 
 
 Effect = int | KeyEffect | Shared
-"""Name of an effect: the slot of a setting, or what several share."""
+"""Name of an effect: a setting's slot, or an effect that several share."""
 
 
 def of_key(key: int) -> KeyEffect:
-    """What settings at a key, by index, have in common."""
+    """The shared effect of a key, by its index."""
     return KeyEffect(key % (MOST_EFFECTS // 2))
 
 
 class StepEffects:
     """Effects (log, positive = slower) on steps by name.
 
-    Before anything is known each is one noise scale large; those that run from the first step on may be of any size.
+    An effect's prior is one noise scale; it is much wider for settings that run from the first step on.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """All is asked anew."""
+        """Forget all effects."""
         self._state = KalmanFilter()
         """The level of log step times, then the effects."""
         self._state.add(1.0)
         self._places: dict[Effect, int] = {}
         self._ran_at: dict[Effect, int] = {}
         self._n_steps = 0
-        self._squares, self._weight = LEAST_NOISE**2 / LEARNED, 1.0 / LEARNED  # a first opinion
+        self._squares, self._weight = LEAST_NOISE**2 / LEARNED, 1.0 / LEARNED  # the prior
         self._log_drift = math.log(LEAST_DRIFT)
         self._surprise = 0.0
 
@@ -133,38 +132,38 @@ class StepEffects:
         return max(LEAST_EFFECT, math.sqrt(self._squares / self._weight))
 
     def effect(self, shares: Mapping[Effect, float]) -> tuple[float, float]:
-        """Mean and standard deviation of what steps take longer with all of these together."""
+        """Mean and standard deviation of the joint effect of all of these on a step."""
         design = self._design(shares)
         design[0] = 0.0
         mean, variance = self._state.expected(design)
         return mean, math.sqrt(variance)
 
     def slowdown(self, shares: Mapping[Effect, float]) -> Contrast:
-        """`effect` for the sequential test, by which calls are judged, too."""
+        """`effect` in the form of the sequential test that also judges calls."""
         mean, std = self.effect(shares)
         return contrast_of(mean, max(std, LEAST_DRIFT), self.noise)
 
     def alone(self, several: Sequence[Mapping[Effect, float]]) -> tuple[Floats, Floats]:
-        """`effect` of each of several, which have as many names: means and standard deviations, shape [n] each."""
+        """`effect` of each of several with equal numbers of names: means and standard deviations, shape [n] each."""
         at = np.array([[self._places.get(name, 0) for name in shares] for shares in several])
-        shares = np.array([[*one.values()] for one in several]) * (at > 0)  # at place 0 is the level
+        shares = np.array([[*one.values()] for one in several]) * (at > 0)  # index 0 is the level
         covariance = self._state.covariance[at[:, :, None], at[:, None, :]]
         variance = np.einsum("ni,nij,nj->n", shares, covariance, shares)
         return (self._state.mean[at] * shares).sum(axis=1), np.sqrt(np.maximum(variance, 0.0))
 
     def know(self, name: Effect, found: tuple[float, float]) -> None:
-        """What this adds to a step (log) is asked anew: its mean and standard deviation as far as it is known."""
+        """Estimate this effect (log) anew from the given mean and standard deviation."""
         self.forget([name])
         self._places[name] = self._state.add(found[1] ** 2)
         self._state.mean[-1] = found[0]
         self._ran_at[name] = self._n_steps
 
     def expected(self, shares: Mapping[Effect, float]) -> float:
-        """Log duration of a step with these."""
+        """Expected log duration of a step with these effects."""
         return self._state.expected(self._design(shares))[0]
 
     def step(self, log_us: float, shares: Mapping[Effect, float]) -> None:
-        """Take in one step: its log duration, and how often each named effect was in it."""
+        """Take in one step: its log duration and its share of each named effect."""
         state = self._state
         if self._n_steps == 0:
             state.mean[0] = log_us
@@ -172,12 +171,12 @@ class StepEffects:
         for name in shares:
             self._ran_at[name] = self._n_steps
             if name not in self._places and (not isinstance(name, int) or len(self._places) < MOST_EFFECTS):
-                # With the first step comes nothing that the level could be told by.
+                # The first step alone cannot separate the level from the effects.
                 self._places[name] = state.add(1.0 if self._n_steps == 1 else self.noise**2)
         drift = min(math.exp(self._log_drift), self.noise)
         state.covariance[0, 0] += drift**2
         design = self._design(shares)
-        # What is known of faster settings counts; of slower ones only what their calls explain.
+        # Clip a long step at what the level and faster settings predict, or at what its slower calls explain.
         fast = float(np.minimum(design[1:] * state.mean[1:], 0.0).sum())
         most = state.mean[0] + fast + CLIP * math.sqrt(self.noise**2 + state.covariance[0, 0])
         explained = state.mean[0] + shares.get(Shared.exposed, 0.0)
@@ -194,7 +193,7 @@ class StepEffects:
             self.forget([name for name, ran_at in self._ran_at.items() if isinstance(name, int) and ran_at < since])
 
     def became_usual(self, shares: Mapping[Effect, float], others: Collection[Effect]) -> None:
-        """What runs as `shares` is an incumbent from now on; what is known of `others` is asked anew."""
+        """The setting with these `shares` is an incumbent from now on; estimate the effects of `others` anew."""
         state, design = self._state, self._design(shares)
         state.mean[0], variance = state.expected(design)
         state.covariance[0] = state.covariance[:, 0] = state.covariance @ design
@@ -204,12 +203,12 @@ class StepEffects:
         self.forget(others)
 
     def level_moved(self, shift: float) -> None:
-        """Training has another pace: what steps take without anything on trial is asked anew."""
+        """Training's own pace changed by `shift`: estimate the level anew."""
         self._state.mean[0] += shift
         self._state.covariance[0, 0] += MIN_SHIFT**2
 
     def forget(self, names: Collection[Effect]) -> None:
-        """These do not run any more."""
+        """Forget the effects of settings that do not run any more."""
         kept = [name for name in self._places if name not in names]
         at = [0, *(self._places[name] for name in kept)]
         self._state.mean = self._state.mean[at]
@@ -229,26 +228,26 @@ class StepEffects:
 
 
 WIDTH: Final = 0.2
-"""Steps within this much (log bytes) are of one kind."""
+"""Steps whose bytes differ by less than this (log) are of one kind."""
 
 
 class StepKinds:
-    """One job's steps; `moved_bytes` says what they move, `usual_us` how long they would have taken as usual ones."""
+    """The kinds of one job's steps; `moved_bytes` counts what they move, `usual_us` scales their durations."""
 
     def __init__(self) -> None:
         self.moved_bytes = StepSums()
-        """By rank 0's calls, of steps that have not ended."""
+        """Bytes of rank 0's calls in steps that have not ended."""
         self._newest: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
-        """Kind, and log duration as one of the yardstick's kind."""
+        """Kind and scaled log duration of the newest steps."""
         self._yardstick: int | None = None
         self._differences: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT_STEPS))
-        """Of the other kinds."""
+        """Log durations of other kinds less those of the reference kind."""
 
     def usual_us(self, step: int, duration_us: float) -> float | None:
-        """A step's duration, which is above 0, as one of the usual kind; None where too little is known of its own.
+        """A step's duration (above 0) scaled to the reference kind; None if too little is known of the step's own kind.
 
-        The first kind of several steps is the yardstick: validation may come before training. Steps that enqueue
-        nothing (a replayed graph, or nobody listened yet) are of kind 0, which is none.
+        The reference is the first kind with several steps, as validation may come before training. Steps that enqueue
+        nothing (a replayed graph, or no listener yet) are of kind 0, which means none.
         """
         kind, log_us = round(math.log(max(1.0, self.moved_bytes.pop(step, 0.0))) / WIDTH), math.log(duration_us)
         if self._yardstick is None:

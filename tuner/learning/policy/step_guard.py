@@ -1,9 +1,9 @@
-"""Compares steps with and without what is tried, provisional or newly promoted, and withdraws what slows them down.
+"""Compares steps with and without trials, provisional and newly promoted settings, and withdraws what slows them down.
 
-Calls may get faster and steps slower. So every step adds to a regression of what each setting does to steps
-(`step_effects.py`). What that says is a suspicion only: settings come and go for reasons of their own, and training
-changes by itself. It is settled by an experiment. The suspects pause for a few steps, and then run by chance, all
-together; if that proves several to be slow together, each runs by its own chance, which tells them apart.
+Calls may get faster while steps get slower. So every step adds to a regression of step time on settings
+(`step_effects.py`). A slow effect there is only a suspicion, since training changes by itself, too. An experiment
+decides it: the suspects pause for a few steps and then run at random, all together. If several are proven slow
+together, each then runs at random by itself, which separates their effects.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from .step_effects import (
 from .variants import Variants
 
 SUSPECTED: Final = 0.5
-"""Error level at which steps must seem slower with what explores for an experiment to begin."""
+"""An experiment begins if steps are slower with a setting at this error level."""
 
 
 class Slow(NamedTuple):
-    """Beyond doubt steps are slower with these settings."""
+    """Settings with which steps are slower beyond doubt."""
 
     names: list[int]
     percent: float
-    """All of them together."""
+    """By how much steps are slower with all of them together."""
     excess_us: float
-    """What they cost so far."""
+    """What they have cost so far."""
     n_with: int
     n_without: int
-    """Steps of the experiment."""
+    """Steps of the experiment without them."""
 
 
 @dataclass
@@ -64,13 +64,13 @@ class _Experiment:
     suspects: list[int]
     n_steps: int = 0
     n_without: int = 0
-    """Steps without any of the suspects: the first ones, a pause."""
+    """Steps without the suspects, including the pause at first."""
     apart_from: int | None = None
-    """Together they are slow: since this step each takes turns by itself."""
+    """The step since which each suspect runs by itself, as all together are proven slow."""
 
 
 class StepGuard:
-    """One job's steps; `step` answers with what is to be withdrawn. Settings have names, and keys of their own."""
+    """Judges one job's steps; `step` returns what to withdraw. A setting is known by its name (slot) and key index."""
 
     def __init__(self) -> None:
         self._chance = random.Random(0)
@@ -80,7 +80,7 @@ class StepGuard:
 
     @property
     def suspects(self) -> Sequence[int]:
-        """What an experiment is about; empty: there is none."""
+        """The suspects of the running experiment; empty: none runs."""
         return self._experiment.suspects if self._experiment is not None else ()
 
     def reset(self) -> None:
@@ -90,23 +90,22 @@ class StepGuard:
         self._n_steps = 0
         self._n_with: Counter[int] = Counter()
         self._odd: list[tuple[float, frozenset[int]]] = []
-        """The newest steps, as long as all are off to one side: by how much (log), and what was tried."""
+        """The newest steps while all deviate to one side: each one's deviation (log) and what it tried."""
         self.keys: dict[int, int] = {}
-        """Of every setting that was tried."""
+        """Key index by name of every setting that was tried."""
         self.longer: dict[int, float] = {}
-        """By name, how much longer (log) steps would be if all calls were waited for; empty if exposure is measured."""
+        """By name, how much longer (log) steps would be if all calls were exposed; empty if exposure is measured."""
         self._experiment: _Experiment | None = None
         self.forced: dict[int, int | None] = {}
-        """What runs in the next step, whatever else would, by key: one of the suspects, or the incumbent (None)."""
+        """By key, what the next step must run: a suspect, or the incumbent (None)."""
         self._recent: deque[tuple[float, frozenset[int]]] = deque(maxlen=RECENT_STEPS)
-        """Log duration, and what was tried."""
+        """Log duration of the newest steps, and what each tried."""
 
     def detect_level_shift(self, log_us: float, explored: Mapping[int, int]) -> float | None:
-        """By how much (log) training's own pace has changed, if it has, before `step` sees the step.
+        """By how much (log) training's own pace has changed, if it has; called before `step`.
 
-        Several steps in a row are off, and in one of them nothing ran that may be why. Where something did in all, the
-        same or one after another, and steps are slower, it is suspected, and then it is known; where they are faster,
-        only what is new may be why.
+        It has changed if several steps in a row deviate and one of them tried nothing that may be the cause. If all
+        tried something and are slower, an experiment decides. If they are faster, only a new setting may be the cause.
         """
         shift = log_us - self.effects.expected(self._shares(name for name in explored if name in self.keys))
         is_odd = abs(shift) > max(MIN_SHIFT, CLIP * self.effects.noise)
@@ -122,7 +121,7 @@ class StepGuard:
         if all(why):
             if self._experiment is None:
                 names = sorted(set().union(*why))
-                for name in names:  # what earlier steps say of these is over
+                for name in names:  # earlier steps are no evidence on these any more
                     self.effects.know(name, (0.0, found))
                 self._experiment = _Experiment(names) if found > 0.0 else None
             return None
@@ -142,12 +141,12 @@ class StepGuard:
         """Take in one step.
 
         Args:
-            explored: key index by name (slot) of each setting that was tried in it.
-            slow_calls: what is slow by its calls: they will end it.
-            has_variant: while a variant is on trial, whether it ran; nothing is asked of all else then.
+            explored: key index by name (slot) of each setting that the step tried.
+            slow_calls: settings whose calls are slow: their trials end anyway.
+            has_variant: while a variant is on trial, whether it ran; no other setting is judged then.
 
         Returns:
-            What is to be withdrawn, if anything.
+            What to withdraw, if anything.
         """
         self._n_steps += 1
         self.keys.update(explored)
@@ -165,7 +164,7 @@ class StepGuard:
         return slow
 
     def dismiss(self, names: Collection[int]) -> None:
-        """These will not run any more, whatever the experiment would say."""
+        """Remove settings that will not run any more from the experiment."""
         if self._experiment is not None:
             self._experiment.suspects = [name for name in self.suspects if name not in names]
             if not self.suspects:
@@ -173,7 +172,7 @@ class StepGuard:
         self.forced = {key: name for key, name in self.forced.items() if name not in names}
 
     def became_usual(self, name: int, key: int) -> None:
-        """What is tried at `key` is compared with this from now on."""
+        """Compare trials at `key` with this setting from now on."""
         self.keys[name] = key
         others = [one for one, at in self.keys.items() if at == key]
         self.effects.became_usual(self._shares([name]), [*others, of_key(key)])
@@ -181,7 +180,7 @@ class StepGuard:
     # ---- inside ---------------------------------------------------------------------------------------
 
     def _shares(self, names: Iterable[int]) -> dict[Effect, float]:
-        """What a step is made of that runs these: each by itself, and what all at a key have in common."""
+        """The regressors of a step with these settings: their own effects and their keys' shared effects."""
         settings = [*dict.fromkeys(names)]
         shares: dict[Effect, float] = dict.fromkeys(settings, 1.0)
         for name in settings:
@@ -196,7 +195,7 @@ class StepGuard:
         return self.effects.slowdown(self._shares(names)).is_proven(alpha, LEAST_EFFECT)
 
     def _suspect(self, explored: Iterable[int]) -> None:
-        """Begin an experiment if steps seem slower with what ran in this one, all of it or one by itself."""
+        """Begin an experiment if steps seem slower with the settings of this one, together or each by itself."""
         asked = [name for name in explored if self._n_with[name] >= CONFIRMED]
         if not asked:
             return
@@ -210,7 +209,7 @@ class StepGuard:
             self._experiment = _Experiment(asked)
 
     def _choose_forced(self) -> None:
-        """What runs in the next step: first nothing, then all or nothing in turns, or each by itself by chance."""
+        """Choose what the next step runs: first no suspect, then all or none at random, or each by itself at random."""
         asked, self.forced = self._experiment, {}
         if asked is None:
             return
@@ -223,12 +222,12 @@ class StepGuard:
             self.forced[key] = self._chance.choice(names) if is_on else None
 
     def _follow(self, asked: _Experiment, ran: Collection[int]) -> Slow | None:
-        """A step of the experiment: first of all suspects together; once they are proven slow, of each by itself."""
+        """Judge a step of the experiment: first all suspects together; once they are proven slow, each by itself."""
         asked.n_steps += 1
         asked.n_without += not any(name in ran for name in asked.suspects)
         mean, doubt = self._effect(asked.suspects)
         if asked.n_without < ENOUGH:
-            if asked.n_steps >= HORIZON_STEPS:  # plans do not reach the ranks: nothing can be found out now
+            if asked.n_steps >= HORIZON_STEPS:  # plans do not reach the ranks: the experiment cannot decide
                 self._end()
         elif asked.apart_from is None and not self._is_slow(asked.suspects, FALSE_PROMOTION):
             is_hopeless = asked.n_steps >= 2 * ENOUGH and mean < max(doubt, LEAST_EFFECT)
@@ -247,7 +246,7 @@ class StepGuard:
         return None
 
     def _confirm_slow(self, guilty: list[int]) -> Slow:
-        """As slow as medians say: what the regression says of what is very slow is too little, as it clips steps."""
+        """Take the slowdown from medians: the regression clips steps, so it underestimates a very slow setting."""
         without = [log_us for log_us, ran in self._recent if ran.isdisjoint(guilty)]
         with_it = [log_us for log_us, ran in self._recent if not ran.isdisjoint(guilty)][-len(without) :]
         slower = self._effect(guilty)[0]
@@ -264,12 +263,12 @@ class StepGuard:
 
 
 KNOWN_STEPS: Final = 14
-"""So many steps are known before the first trial begins; a third of them before a canary does, whose price is that of a
-catastrophe: what others learned is to be had within ten steps."""
+"""Known steps before the first trial begins. A canary needs only a third of them, so that it runs within ten steps: its
+risk is reserved as that of a catastrophe."""
 
 
 class StepFeedback:
-    """Judges one job's plans by its steps: trials, provisionals and incumbents pause, are withdrawn or replaced."""
+    """Judges one job's plans by its step times: pauses, withdraws or replaces trials, provisionals and incumbents."""
 
     def __init__(
         self, policy: Policy, plans: Plans, accounting: TrialAccounting, report: Callable[[Event], None]
@@ -283,35 +282,35 @@ class StepFeedback:
         self.variants = Variants(policy, self._guard.effects, report)
         self._waiting: deque[StepRecord] = deque()
         self._recent: deque[float] = deque(maxlen=HORIZON_STEPS)
-        """Durations (us) without exploration's cost, oldest first."""
+        """Durations (us) of the newest steps without exploration's cost, oldest first."""
         self.reset()
 
     @property
     def is_busy(self) -> bool:
-        """Keys may begin no trials: steps are compared, or too few are known to guard by."""
+        """Whether no trial may begin: steps are compared, or the guard knows too few steps."""
         return self.variants.on_trial is not None or bool(self._guard.suspects) or len(self._recent) < KNOWN_STEPS // 3
 
     @property
     def is_new(self) -> bool:
-        """Too few steps are known to guard other trials by than canaries."""
+        """Whether the guard knows too few steps for any trial but canaries."""
         return len(self._recent) < KNOWN_STEPS
 
     def reset(self) -> None:
-        """The network's regime changed: all that steps and calls said is asked for anew."""
+        """The network's regime changed: forget all evidence of steps."""
         self.variants.reset()
         self._recent.clear()
         self._guard.reset()
         self._usual: Ints = np.zeros(0, np.int64)
-        """By key, the slot that what is tried there is compared with."""
+        """By key, the slot that trials there are compared with."""
         self.promoted: dict[int, tuple[int, int]] = {}
-        """By key whose incumbent is still compared with the one before: its slot, and for how many steps by now."""
+        """Keys whose incumbent is still compared with the one before: its slot, and the steps compared so far."""
         self.withdrawn = Cooldown()
-        """Keys at which something slowed steps down."""
+        """Keys at which a setting slowed steps down."""
 
     def step_finished(self, step: StepRecord, known_step: int) -> bool:
-        """Judge steps once their measurements are in, so that exploration's own cost can be taken off.
+        """Judge steps once their measurements have come, so that exploration's own cost can be subtracted.
 
-        Of the newest one measured that is `known_step`. True when a new plan is due at once.
+        `known_step` is the newest measured step. Returns True if a new plan is due at once.
         """
         is_urgent = False
         self._waiting.append(step)
@@ -330,7 +329,7 @@ class StepFeedback:
         self.variants.consider(step, step_us, may_begin=not is_guarding)
 
     def forced(self) -> dict[int, Setting]:
-        """What the variant or the experiment asks for in the next window, by key index."""
+        """The settings that the variant or the experiment requests for the next window, by key index."""
         if (variant := self.variants.running) is not None:
             return {index: Setting(candidate, Override.variant) for index, candidate in variant.changes.items()}
         states, evidence, suspects = self._policy.states, self._policy.evidence, self._guard.suspects
@@ -347,12 +346,12 @@ class StepFeedback:
     # ---- inside ---------------------------------------------------------------------------------------
 
     def _judge(self, step: StepRecord) -> bool:
-        """One step of which all is known that will be; true when a new plan is due at once."""
+        """Judge one step whose measurements are complete or lost; True if a new plan is due at once."""
         states = self._policy.states
         guard, extra_us = self._guard, self._accounting.extra_us.pop(step.step, 0.0)
         in_force, variant = self._plans.get(step.epoch), self.variants.on_trial
         if in_force is not None and in_force.is_control:
-            return False  # it says nothing of what is on trial, and is no usual step
+            return False  # a control window is no evidence on trials, nor a usual step
         without_extra_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
         duration_us = self.kinds.usual_us(step.step, without_extra_us)
         if duration_us is None:
@@ -383,14 +382,14 @@ class StepFeedback:
         slow = guard.step(log_us, explored, {name for name in explored if longer.get(name, 0.0) > 0.0})
         if slow is not None:
             self._withdraw(slow, step.step)
-        if shift is not None and states:  # steps of before are no yardstick any more
+        if shift is not None and states:  # earlier steps are no reference any more
             self.variants.reset()
             self._recent = deque([*self._recent][-ENOUGH:], HORIZON_STEPS)
             self._report(Event(states[0], states[0].incumbent, DecisionKind.pace, pace(shift), step.step))
         return forced != guard.forced
 
     def _explored(self, in_force: PlanInForce) -> dict[int, int]:
-        """What a plan tries, and at which key."""
+        """The settings that a plan tries, and the key of each."""
         states, evidence = self._policy.states, self._policy.evidence
         new = [evidence.slot(state.index, state.incumbent) for state in states[len(self._usual) :]]
         self._usual = np.append(self._usual, np.array(new, np.int64))
@@ -402,7 +401,7 @@ class StepFeedback:
                 self.promoted[key] = int(slots[key]), 0
         for key, (slot, n_steps) in [*self.promoted.items()]:
             if evidence.candidates[slot] != states[key].incumbent:
-                del self.promoted[key]  # something else has withdrawn it, or followed it
+                del self.promoted[key]  # it was withdrawn or replaced elsewhere
                 continue
             self.promoted[key] = slot, n_steps + 1
             before = evidence.candidates[int(self._usual[key])]
@@ -414,7 +413,7 @@ class StepFeedback:
         return dict(zip(slots[tried].tolist(), tried.tolist(), strict=True))
 
     def _longer(self, explored: Mapping[int, int], level_us: float) -> dict[int, float]:
-        """How much longer (log) steps of `level_us` would be with each setting, if all of its calls were waited for."""
+        """How much longer (log) steps of `level_us` would be with each setting if training waited for all its calls."""
         evidence, rates, found = self._policy.evidence, self._policy.trial_cost.traffic.per_step, {}
         for name, key in explored.items():
             us, usual_us = (math.exp(evidence.log_us(slot)) for slot in (name, int(self._usual[key])))
@@ -437,6 +436,6 @@ class StepFeedback:
                 self._policy.drop(state, candidate, words, ban=True, before=before)
 
     def _explores_nothing(self, epoch: int) -> bool:
-        """Whether a step with that plan lost nothing to exploration, whatever its measurements will say."""
+        """Whether a step with that plan has no cost of exploration, so that its measurements need not be awaited."""
         in_force = self._plans.get(epoch)
         return in_force is not None and not CHARGED[in_force.overrides].any()

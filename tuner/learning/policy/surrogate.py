@@ -1,4 +1,4 @@
-"""What the policy expects of every option of a key: `posterior.py`, given what this job measured near the key."""
+"""Predicts every option of a key by `posterior.py` from this job's measurements near the key."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .keys import CandidateTables, KeyState
 from .observations import AT_ONCE, CallEvidence
 
 CARRIED_STD: Final = 0.25
-"""How far (log) a setting may be from what another network measured besides: not all settings suffer alike."""
+"""Extra doubt (log) of measurements from another regime: it does not slow all settings equally."""
 
 
 class Surrogate:
-    """Posterior opinions about the keys of one job, from what its regimes measured."""
+    """Posterior predictions for the keys of one job from the measurements of its regimes."""
 
     def __init__(self, tables: CandidateTables, regimes: Regimes) -> None:
         self.tables = tables
@@ -26,13 +26,13 @@ class Surrogate:
 
     @property
     def evidence(self) -> CallEvidence:
-        """Of the regime in force."""
+        """The evidence of the regime in force."""
         return self.regimes.evidence
 
     def posterior(self, state: KeyState) -> tuple[Floats, Floats]:
-        """What every option of a key is expected to take; kept as `state.last_posterior`.
+        """Predicted durations of every option of a key; kept as `state.last_posterior`.
 
-        Mean (log us; infinite: not available) and standard deviation (log), each [n_options], the baseline first.
+        Returns means (log us; infinite: not available) and standard deviations (log), each [n_options], baseline first.
         """
         table, common_std = self.tables.of(state).table, self.tables.family(state.family).doubt_in_common
         usable, rows = np.isfinite(table[:, Column.guess]), np.where(np.isnan(table), 0.0, table)
@@ -41,7 +41,7 @@ class Surrogate:
         return state.last_posterior
 
     def _near(self, state: KeyState) -> Known:
-        """What was measured at the nearest sizes: AT_ONCE settings now, and of those before what ran last."""
+        """Measurements at the nearest sizes: AT_ONCE slots of this regime, and the last ones of earlier regimes."""
         rows: list[Floats] = []
         found: list[tuple[Floats, Floats, Floats]] = []
         n_new, seen, states = 0, set[tuple[int, Candidate]](), self.tables.states
@@ -52,7 +52,7 @@ class Surrogate:
                 candidate, field = evidence.candidates[slot], states[key].field
                 n_new += field is None
                 if (is_past and (key, candidate) in seen) or (field is None and n_new > AT_ONCE // 6):
-                    continue  # of what has no field yet some wait for a later call
+                    continue  # some keys without a table wait for a later call
                 field = field or self.tables.of(states[key])
                 if (place := field.place.get(candidate)) is not None:
                     rows.append(field.table[place])

@@ -1,8 +1,8 @@
-"""Variants of the plan that may train faster although no collective alone is: arms of the step guard's regression.
+"""Variants of the plan that may shorten steps although no single collective gets faster.
 
-Under overlap a collective is not worth its own microseconds, and its channels hold multiprocessors that computation
-lacks. So once the keys have settled, what holds channels for the least time takes turns with what runs, at all keys or
-at those of one group, in an order drawn by chance: what that does to steps is one more effect in the guard's filter.
+Under overlap a collective costs a step less than its own time, but its channels hold multiprocessors that computation
+needs. So once the keys have settled, settings that hold channels for less time alternate with the plan in random order,
+at all keys or at those of one group. Their effect on steps is one more effect in the step guard's regression.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from .step_effects import (
 )
 
 ALL_EXPOSED: Final = 0.95
-"""Share of communication that computation waits for, above which nothing is taken to hide."""
+"""Exposed share of communication above which no overlap is assumed."""
 MOST_LOST: Final = 0.1
-"""What may slow a step down by a larger share, by the 90 % bound of what calls may take, is not tried."""
+"""A variant is not tried if it may slow a step down by a larger share, by the 90 % bound of its calls' time."""
 SLOWER: Final = (1.3, CATASTROPHIC_RATIO)
-"""By what factors calls may take longer, for what their channels are worth to computation."""
+"""Factors by which a variant's calls may take longer, in exchange for free channels."""
 
 
 class Variants:
-    """One job's variants; `consider` when a plan is made, `judge` while one is on trial: by the guard's `effects`."""
+    """One job's variants: `consider` them when a plan is made; `judge` the one on trial by the guard's `effects`."""
 
     def __init__(self, policy: Policy, effects: StepEffects, report: Callable[[Event], None]) -> None:
         self._policy = policy
@@ -58,38 +58,38 @@ class Variants:
 
     @property
     def provisionals_rest_at(self) -> Collection[int] | None:
-        """While steps are compared, the keys at which nothing may run that is not proven; else None."""
+        """While steps are compared, the keys at which only proven settings may run; else None."""
         return None if self.on_trial is None else self.on_trial.changes.keys()
 
     def reset(self) -> None:
-        """Steps of before are no yardstick: all may be asked for anew."""
+        """Earlier steps are no reference any more: every variant may be tried again."""
         self.on_trial: Variant | None = None
-        """Compared with the plan."""
+        """The variant that is compared with the plan."""
         self._order: dict[str, int] = {}
-        """Number, from 1, of each variant that was on trial, by name: later ones are allowed less error."""
+        """Number, from 1, of each variant that was on trial, by name; later ones get a smaller error level."""
         self._is_on = False
-        """It runs in this window."""
+        """Whether the variant runs in this window."""
         self._steps_in_window = 0
         self._on_us: list[float] = []
-        """Durations of its steps."""
+        """Durations of the variant's steps."""
         self._n_off = 0
         self._usual_us = math.inf
         self._charged_us = 0.0
         """What the variant on trial has cost."""
         self.cooldown = Cooldown()
-        """By name: one trial may have been unlucky."""
+        """Rests by variant name: a failed variant is tried again later, as its trial may have been unlucky."""
         self._open: list[tuple[float, str]] = []
-        """What is left of this round, the first one last: how much slower, and the group or "" for all."""
+        """What is left of this round, the next one last: a factor of `SLOWER`, and the group or "" for all keys."""
         self._slower: set[int] = set()
-        """Keys with which steps were slower: they are not asked about together with others."""
+        """Keys whose variants made steps slower: they are left out of variants with other keys."""
         self._search: Iterator[Variant | None] | None = None
         self._next_at_step = 0
 
     def consider(self, step: int, step_us: float, *, may_begin: bool) -> None:
-        """Once the keys have settled, look at one variant, and begin it if it may.
+        """Once the keys have settled, look at one variant and begin its trial if it may run.
 
         Args:
-            step_us: the usual step time; infinite where it is not known.
+            step_us: the usual step time; infinite if unknown.
         """
         policy = self._policy
         if self.on_trial is not None and not self._has_memory(self.on_trial):
@@ -97,7 +97,7 @@ class Variants:
         if policy.trials:
             self._next_at_step = max(self._next_at_step, step + TRIAL_STEPS)
         may_begin &= self.on_trial is None and step >= self._next_at_step and math.isfinite(step_us)
-        # Channels take nothing from computation where none runs beside them.
+        # Channels take nothing from computation unless it overlaps with them.
         may_begin &= policy.has_settled and policy.trial_cost.exposed.bounds[0] <= ALL_EXPOSED
         if not may_begin or policy.budget.remaining_us <= 0:
             return
@@ -118,7 +118,7 @@ class Variants:
         """Start alternating a variant with the plan itself.
 
         Args:
-            step_us: of the steps before.
+            step_us: duration of the steps before.
         """
         self.on_trial, self._usual_us, self._charged_us = variant, step_us, 0.0
         self._order.setdefault(variant.name, len(self._order) + 1)
@@ -131,11 +131,11 @@ class Variants:
         """Look at the regression after a step while a variant is on trial.
 
         Args:
-            duration_us: without exploration's cost.
-            may_promote: False while the network changes: what steps take by that is no variant's doing.
+            duration_us: the step's duration without exploration's cost.
+            may_promote: False while the network changes, since that changes step times, too.
 
         Returns:
-            True when a new plan is due at once.
+            True if a new plan is due at once.
         """
         variant, is_on = self.on_trial, in_force.variant is not None
         if variant is None or in_force.variant not in (None, variant):
@@ -145,7 +145,7 @@ class Variants:
             self._charge()
         else:
             self._n_off += 1
-        if is_on is self._is_on:  # else the window's plan is not in force yet
+        if is_on is self._is_on:  # otherwise the window's plan is not in force yet
             self._steps_in_window += 1
             if self._steps_in_window >= FIRST_LOOK_STEPS:
                 self._is_on, self._steps_in_window = next(self._pairs), 0
@@ -169,19 +169,19 @@ class Variants:
         return True
 
     def give_up(self, ratio: float, step: int) -> None:
-        """End the trial at once: calls took that many times as long. It may come back without what is too slow."""
+        """End the trial at once: calls took `ratio` times as long. It may be tried again without the slow setting."""
         if self.on_trial is not None:
             self._tell(self.on_trial, f"given up, as calls took up to {ratio:.1f} times as long with it", step)
             self._end(step)
 
     def charge_late(self) -> None:
-        """One step of a variant whose trial has ended, as the next plan is still on its way."""
+        """Charge a step of a variant whose trial has ended while the next plan is still on its way."""
         self._policy.budget.spend(self._charged_us / max(1, len(self._on_us)))
 
     # ---- inside ---------------------------------------------------------------------------------------
 
     def _lighter(self, slower: float, group: str) -> Iterator[Variant | None]:
-        """At every key of a group what holds channels for the least time, and takes at most `slower` times as long.
+        """The variant with the least channel time at every key of a group; calls take at most `slower` times as long.
 
         Yields None until all keys are looked at, a few at a time.
         """
@@ -199,7 +199,7 @@ class Variants:
             (mean, spread), here = last_posterior, field.place[state.incumbent]
             channels = np.array([state.channels_of(option) for option in field.options])
             cells = field.table[:, [Column.algorithm, Column.protocol]]
-            # Of many guesses the lowest is too low: a doubt counts against it, but where only channels differ.
+            # The lowest of many guesses is too low, so doubt counts against it unless only channels differ.
             log_us = mean + np.where((cells == cells[here]).all(axis=1), 0.0, spread)
             fits = (channels > 0) & (channels <= most_channels) & np.isfinite(mean[here])
             fits &= log_us <= mean[here] + math.log(slower)
@@ -216,23 +216,23 @@ class Variants:
         yield Variant(f"at most {most} channels{group and ' for '}{group}", changes, float(worst_us))
 
     def _may_begin(self, variant: Variant, step: int, step_us: float) -> bool:
-        """Whether its turn has come, memory and budget have room for it, and no step may suffer by much."""
+        """Whether the variant may begin now: memory and budget have room for it, and no step may be much slower."""
         trial_cost, has_measured = self._policy.trial_cost, self._policy.evidence.has_measured
-        is_short = trial_cost.latency.steps <= 2 * FIRST_LOOK_STEPS  # else nothing runs that was never measured
+        is_short = trial_cost.latency.steps <= 2 * FIRST_LOOK_STEPS  # if not, unmeasured settings must not run
         is_known = is_short or all(has_measured(*change) for change in variant.changes.items())
-        is_mild = variant.worst_us < MOST_LOST * step_us  # though all of it were waited for
+        is_mild = variant.worst_us < MOST_LOST * step_us  # even if training waited for all of it
         at_risk_us = 2.0 * trial_cost.latency.steps * trial_cost.charged_share * variant.worst_us
         fits = at_risk_us <= self._policy.budget.remaining_us and self._has_memory(variant)
         return is_known and is_mild and fits and step >= self.cooldown.until(variant.name)
 
     def _has_memory(self, variant: Variant) -> bool:
-        """Whether device memory allows all of a variant."""
+        """Whether device memory allows all settings of a variant."""
         changes = ((self._policy.states[index], candidate) for index, candidate in variant.changes.items())
         settings = {(self._policy.options.what_runs(*change), change[0].key.communicator) for change in changes}
         return self._policy.memory.allows_all(settings)
 
     def _charge(self) -> None:
-        """What steps with the variant took longer, by their median: a checkpoint is not its doing."""
+        """Charge the median extra time of steps with the variant; the median ignores a checkpoint."""
         typical_us = median_low(self._on_us)
         if len(self._on_us) == 1:
             typical_us = min(typical_us, CATASTROPHIC_RATIO * self._usual_us)
@@ -241,7 +241,7 @@ class Variants:
         self._charged_us = cost_us
 
     def _end(self, step: int) -> None:
-        """Back to the plan itself."""
+        """End the trial and return to the plan itself."""
         self._effects.forget([Shared.variant])
         self.on_trial, self._is_on = None, False
         self._next_at_step = step + TRIAL_STEPS
@@ -260,12 +260,12 @@ class Variants:
             state.banned[state.incumbent] = f"given up: {reason}"
             kind = DecisionKind.rollback if candidate.is_baseline else DecisionKind.promote
             self._policy.set_incumbent(Event(state, candidate, kind, reason))
-            # It was judged by more than its own duration: only a new regime reopens the question, but where nothing was
-            # tried yet, what the cap leaves is.
+            # The variant was judged by step time: only a new regime reopens that. At keys without trials, candidates
+            # within the channel cap may still be tried.
             if state.trial_order:
                 state.cooldown_until = NEVER_STEP
 
 
 def group_of(state: KeyState) -> str:
-    """Keys whose calls cost training alike."""
+    """The group of keys whose calls cost training the same."""
     return f"{state.key.collective.name} in {state.key.phase.name}"

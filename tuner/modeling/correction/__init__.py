@@ -1,4 +1,4 @@
-"""The learned correction of NCCL's cost: training sets, models, and the arrays they are baked into."""
+"""The learned correction of NCCL's cost: training sets, models, and their values on a grid."""
 
 from .baked import BAKED_VERSION, Baked, Correction
 

@@ -1,8 +1,8 @@
-"""A fitted correction as plain arrays: what the daemon evaluates, without scikit-learn.
+"""A fitted correction as plain arrays, which the daemon evaluates without scikit-learn.
 
-The model is evaluated once, by the trainer, over the grid (communicator, collective, cell, channel count, size class);
-the daemon looks a key up. To predict from the points themselves would take it a hundred times as long: 70 ms for 55
-candidates at 30 sizes and 500 points, against 0.3 ms. The bytes are a numpy archive read with pickle refused.
+The trainer evaluates the model once over the grid (communicator, collective, cell, channel count, size class), and the
+daemon looks keys up. Predictions from the points would take it a hundred times as long: 70 ms instead of 0.3 ms for 55
+candidates at 30 sizes and 500 points. The bytes are a numpy archive that is read with pickle refused.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from ..features import DEFAULT_CELL, N_SIZE_CLASSES, Floats, Ints, cell_of
 
 BAKED_VERSION: Final = 3
 MOST_CHANNELS: Final = CHANNEL_LADDER[-1]
-"""Stands for no opinion on channels, too."""
+"""Also stands for a channel count that NCCL chooses."""
 UNKNOWN_STD: Final = 0.5
-"""Standard deviation (log) of NCCL's cost as a prediction, where nothing corrected it yet."""
+"""Standard deviation (log) of NCCL's cost as a prediction without a correction."""
 FOREIGN_STD: Final = 0.08
-"""Added per square root of an octave of ranks or nodes between the asked communicator and the nearest one baked."""
+"""Added per square root of an octave of ranks or nodes between the asked communicator and the nearest in the grid."""
 FEW_NODES_STD: Final = 0.25
-"""Added where NCCL's cost model has other bandwidths for one of the two: they differ on one node, two, and more."""
+"""Added if NCCL's cost model has different bandwidths for the two: they differ between one, two and more nodes."""
 DISBELIEF: Final = 1.0 / 1.645
-"""Doubt (log) per unit of a jump or of idle channels in NCCL's cost that no measured point shows. So large that the
-90 % interval just holds a machine that has neither.
+"""Doubt (log) per unit of a jump or of idle channels in NCCL's cost that no measured point shows. The 90 % interval
+then just includes a machine that has neither.
 """
 _JUMPS: Final = ((1, 2.0), (2, 1.0))
-"""(n_nodes, octaves): above n_nodes NCCL's cost model changes bandwidths; a communicator beyond counts as that far."""
+"""(n_nodes, octaves): NCCL's cost model changes bandwidths above n_nodes; that counts as this distance."""
 FAR_STD: Final = 0.05
-"""Added per octave beyond the sizes that the model was asked for or fitted on."""
+"""Added per octave beyond the sizes of the grid."""
 _MAX_BLOB_BYTES = 256 << 20
 
 
 class Correction(Protocol):
-    """What to add to the log of NCCL's cost, and how sure that is."""
+    """What to add to the log of NCCL's cost, and its standard deviation."""
 
     def predict(
         self,
@@ -63,7 +63,7 @@ class Correction(Protocol):
         ...
 
     def nearest(self, communicator: CommunicatorClass) -> CommunicatorClass:
-        """The communicator whose correction stands in for that of `communicator`."""
+        """The communicator in the grid whose correction is used for `communicator`."""
         ...
 
 
@@ -112,14 +112,14 @@ class Baked:
         """See `Correction.predict`.
 
         Args:
-            communicator: if it was not baked, the nearest one's correction is used, with more doubt.
-            collective: if it was not baked, nothing is corrected.
-            candidates: of a channel count that was not baked the nearest one's correction is used.
-            size_classes: shape [n_size_classes]; beyond the grid its last class is used, with more doubt.
+            communicator: if the grid lacks it, the nearest one's correction is used, with more doubt.
+            collective: if the grid lacks it, nothing is corrected.
+            candidates: if the grid lacks a channel count, the nearest one's correction is used.
+            size_classes: shape [n_size_classes]; beyond the grid, its last class is used, with more doubt.
 
         Returns:
             Shift and standard deviation (log), each [n_size_classes, n_candidates];
-            0 and `UNKNOWN_STD` where nothing is known.
+            0 and `UNKNOWN_STD` if nothing is known.
         """
         shape = (len(size_classes), len(candidates))
         shift, spread = np.zeros(shape), np.full(shape, UNKNOWN_STD)
@@ -192,12 +192,12 @@ class Baked:
             )
         except (
             *(KeyError, IndexError, AttributeError, OSError, EOFError, TypeError, OverflowError, MemoryError),
-            *(RuntimeError, zlib.error, zipfile.BadZipFile),  # what a flipped bit asks of the archive
+            *(RuntimeError, zlib.error, zipfile.BadZipFile),  # raised for damaged bytes
         ) as error:
             raise ValueError(f"model cannot be read: {error}") from error
 
     def _nearest_counts(self, candidates: Sequence[Candidate]) -> Ints:
-        """Index of the baked channel count nearest to each candidate's, in octaves."""
+        """Index of the grid's channel count nearest to each candidate's, in octaves."""
         asked = np.log2([candidate.n_channels or MOST_CHANNELS for candidate in candidates])
         nearest: Ints = np.abs(np.subtract.outer(asked, np.log2(self.channels))).argmin(axis=1)
         return nearest
@@ -210,14 +210,14 @@ class Baked:
         return int(np.argmin(gaps))
 
     def _doubt_elsewhere(self, communicator: CommunicatorClass, nearest: int) -> float:
-        """What is added to the spread where the correction of another communicator stands in."""
+        """What to add to the standard deviation if another communicator's correction is used."""
         n_nodes = max(1, int(self.communicators[nearest, 1]))
         is_apart = any((n_nodes <= most) != (communicator.n_nodes <= most) for most, _ in _JUMPS)
         octaves = float(self._octaves_to(communicator)[nearest])
         return math.hypot(FOREIGN_STD * math.sqrt(octaves), FEW_NODES_STD if is_apart else 0.0)
 
     def _octaves_to(self, communicator: CommunicatorClass) -> Floats:
-        """Octaves of ranks and nodes to every communicator baked."""
+        """Octaves of ranks and nodes to every communicator in the grid."""
         asked = np.log2([communicator.n_ranks, max(1, communicator.n_nodes)])
         octaves: Floats = np.abs(np.log2(np.maximum(self.communicators, 1)) - asked).sum(axis=1)
         return octaves

@@ -1,4 +1,4 @@
-"""Points as the columns that models read, and the kinds (collective, algorithm, protocol) they are of."""
+"""Points as the columns that models read, and their kinds (collective, algorithm, protocol)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def kinds_of(points: TrainingSet) -> list[Kind]:
 
 
 def one_hot(points: TrainingSet, kinds: list[Kind]) -> Floats:
-    """Flags for collective, algorithm, protocol and the whole kind, so that related kinds are near."""
+    """Flags for collective, algorithm, protocol and the whole kind, so that related kinds are close."""
     columns = [
         points.collective[:, None] == np.unique([kind[0] for kind in kinds])[None, :],
         points.algorithm[:, None] == np.unique([kind[1] for kind in kinds])[None, :],

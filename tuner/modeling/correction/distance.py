@@ -1,7 +1,7 @@
-"""How far asked settings are from those that were measured, in octaves of sizes, channels, ranks and nodes.
+"""Distance of asked settings from measured ones, in octaves of sizes, channels, ranks and nodes.
 
-Over sizes durations are smooth, over channels they need not be: a network or a processor is full at one count and
-not at the next. So measurements elsewhere say less than a smooth surface would claim.
+Durations are smooth over sizes, but not always over channels: a network or a processor may be full at one count and
+not at the next. So measurements elsewhere are weaker evidence than a smooth surface would claim.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from .columns import kind_codes, log2_bytes_per_rank
 from .training_set import TrainingSet
 
 NEAR_OCTAVES: Final = 2.25
-"""A measurement stands for sizes up to this many octaves away; beyond, each octave counts as SIZE_WEIGHT."""
+"""Sizes up to this many octaves from a measurement count as measured; beyond, each octave counts SIZE_WEIGHT."""
 SIZE_WEIGHT: Final = 8.0
 OTHER_KIND_OCTAVES: Final = 1.0
-"""What another collective, algorithm or protocol counts as."""
+"""Octaves that a different collective, algorithm or protocol counts as."""
 
 
 def octaves_to_nearest(asked: TrainingSet, known: TrainingSet) -> Floats:
-    """Octaves from each asked point to the nearest one of `known`, which holds one at least.
+    """Octaves from each asked point to the nearest of `known`, which has at least one point.
 
-    Channel counts are equal if the same was asked for, or if NCCL runs the same.
+    Channel counts are equal if the requested counts are, or if NCCL runs the same count.
     """
     octaves = np.minimum(
         _gaps(np.log2(asked.n_channels), np.log2(known.n_channels)), _gaps(_log2_filled(asked), _log2_filled(known))

@@ -1,4 +1,4 @@
-"""The correction: a Gaussian process on logs, and how much its spread is to be trusted.
+"""The correction: a Gaussian process on logs with calibrated standard deviations.
 
 scikit-learn is imported inside `fit` only.
 """
@@ -22,10 +22,10 @@ from .training_set import TrainingSet
 COVERAGE: Final = 0.9
 SCALE_LIMITS: Final = (0.2, 6.0)
 UNCALIBRATED: Final = 1.5
-"""Factor on the spread when there are too few sizes to hold any out."""
+"""Factor on the standard deviation if there are too few sizes to leave any out."""
 USUAL_DOUBT_STD: Final = 0.2
-"""Doubt (log) per square root of an octave to what was measured, before anything was left out. It weighs as much as
-`_USUAL_WEIGHT` groups.
+"""Prior doubt (log) per square root of an octave to the nearest measurement. Its weight is that of `_USUAL_WEIGHT`
+groups.
 """
 _USUAL_WEIGHT: Final = 8.0
 _MOST_DOUBT_STD: Final = 0.5
@@ -35,17 +35,16 @@ _Z: Final = 1.645
 class Kriging:
     """A Gaussian process on logs: smooth in bytes, channels, ranks and nodes, one surface per cell.
 
-    Two Matern terms: what all cells share, and what belongs to one cell; how much of the latter a collective has in
-    common with the others is learned. So a cell that was never measured gets what all cells share and what it shows
-    in other collectives. The surface of a cell may have several minima over channels. Where several communicators
-    were measured, how much NCCL's cost jumps because there are few nodes is an input of its own. Length scales are the
-    most probable ones on a sample of the points, given that they are usually near the starting values: a grid of eight
-    sizes says little about them.
+    There are two Matern terms: one for all cells, and one for each cell. The fit learns which share of a cell's term
+    all collectives have. So an unmeasured cell gets the common term and its term in other collectives. The surface of
+    a cell may have several minima over channels. If several communicators were measured, the jump of NCCL's cost on
+    few nodes is an input, too. Length scales are the most probable ones on a sample of the points, with a prior around
+    the starting values: a grid of eight sizes says little about them.
 
-    The spread is scaled so that 90 % intervals hold 90 % of the sizes left out. Two doubts are *added*. One grows with
-    the distance from what was measured (`octaves_to_nearest`): where measured channel counts lie on a line, the process
-    is nearly certain between them, and no factor on nearly nothing covers a bend. The other is for a jump on few nodes,
-    or idle channels, that NCCL's cost has at the asked point and at no measured one.
+    The standard deviation is scaled so that 90 % intervals hold 90 % of the sizes left out. Two doubts are *added*. One
+    grows with the distance from measurements (`octaves_to_nearest`): if measured channel counts lie on a line, the
+    process is nearly certain between them, and a factor on nearly zero covers no bend. The other covers a jump on few
+    nodes, or idle channels, that NCCL's cost has at the asked point and at no measured one.
     """
 
     def fit(self, points: TrainingSet) -> Kriging:
@@ -74,11 +73,11 @@ class Kriging:
             kernel, alpha=points.noise[sample] ** 2, optimizer=_most_probable, random_state=SEED
         )
         with warnings.catch_warnings():
-            # Scales that nothing speaks for or against end at their bounds, as they may.
+            # Scales without evidence end at their bounds, which is no fault.
             warnings.simplefilter("ignore", ConvergenceWarning)
             tuned.fit(design[sample], points.residual[sample])
         self.process = GaussianProcessRegressor(tuned.kernel_, alpha=points.noise**2, optimizer=None)
-        """Of the residuals, over `design`."""
+        """The process of the residuals over `design`."""
         self.process.fit(design, points.residual)
         inverse = np.linalg.inv(self.process.L_)
         self._precision, self._alpha = inverse.T @ inverse, np.asarray(self.process.alpha_).reshape(-1)
@@ -89,7 +88,7 @@ class Kriging:
         return self
 
     def predict(self, points: TrainingSet) -> tuple[Floats, Floats]:
-        """Posterior mean and calibrated spread."""
+        """Posterior mean and calibrated standard deviation."""
         design, quirks = self.design(points), _quirks(points)
         mean, std, disbelief, octaves = np.zeros((4, len(points)))
         for start in range(0, len(design), 4096):
@@ -100,7 +99,7 @@ class Kriging:
         return mean, np.maximum(spread, 0.003)
 
     def _ask(self, design: Floats, quirks: Floats) -> tuple[Floats, Floats, Floats]:
-        """Mean and spread of the process, and the doubt about what is peculiar to the cost where it is asked."""
+        """Mean and standard deviation of the process, and the doubt about peculiarities of NCCL's cost."""
         from scipy.linalg import solve_triangular
 
         kernel = self.process.kernel_
@@ -111,11 +110,11 @@ class Kriging:
         return shared @ self._alpha, np.sqrt(np.maximum(variance, 0.0)), DISBELIEF * np.linalg.norm(peculiar, axis=1)
 
     def left_out(self, index: Ints) -> Floats:
-        """Measured minus predicted residual of the points at `index`, had none of them been known: exact."""
+        """Measured minus predicted residual of the points at `index`, predicted without them (exactly)."""
         return self._without(index)[0]
 
     def _without(self, index: Ints) -> tuple[Floats, Floats, Floats]:
-        """`left_out`, the spread that the process would have had, and the doubt about what is peculiar to the cost."""
+        """`left_out`, the process's standard deviation without the points, and the doubt about NCCL's peculiarities."""
         block = np.linalg.inv(self._precision[np.ix_(index, index)])
         errors: Floats = block @ self._alpha[index]
         peculiar = block @ self._quirks[index]
@@ -123,7 +122,7 @@ class Kriging:
         return errors, spread, DISBELIEF * np.linalg.norm(peculiar, axis=1)
 
     def _calibrated_scale(self, groups: Ints) -> float:
-        """Factor on the spread so that 90 % intervals hold 90 % of groups left out, exactly (conformal)."""
+        """Factor on the standard deviation so that 90 % intervals hold 90 % of groups left out, exactly (conformal)."""
         if len(np.unique(groups)) < 4:
             return UNCALIBRATED
         scores = []
@@ -133,7 +132,7 @@ class Kriging:
         return float(np.clip(np.quantile(np.concatenate(scores), COVERAGE), *SCALE_LIMITS))
 
     def _calibrated_doubt(self) -> float:
-        """What must be added, per square root of an octave, for 90 % intervals to hold 90 % of `_groups` left out."""
+        """Doubt to add per square root of an octave so that 90 % intervals hold 90 % of `_groups` left out."""
         points, missing = self._points, []
         for is_left_out in _groups(points):
             index = np.flatnonzero(is_left_out)
@@ -149,13 +148,13 @@ class Kriging:
         return min(leaning, _MOST_DOUBT_STD)
 
     def design(self, points: TrainingSet) -> Floats:
-        """What the process is told of `points`, shape [n_points, n_features]."""
+        """The process's inputs at `points`, shape [n_points, n_features]."""
         jump = points.jump if self._compares_communicators else np.zeros(len(points))
         return np.column_stack([numeric(points), jump, one_hot(points, self._cells)])
 
 
 def _groups(points: TrainingSet) -> Iterator[npt.NDArray[np.bool_]]:
-    """Which points to leave out: each communicator, kind and channel count, the lower and the upper third of sizes."""
+    """Groups of points to leave out: lower and upper third of sizes of each communicator, kind and channel count."""
     classes = np.unique(points.size_class)
     n_ends = max(1, len(classes) // 3)
     is_named = points.algorithm != NO_CELL
@@ -172,7 +171,7 @@ def _quirks(points: TrainingSet) -> Floats:
 
 
 def _most_probable(objective: Any, start: Floats, bounds: Floats) -> tuple[Floats, float]:
-    """Log hyperparameters of least `objective` (minus log likelihood, with gradient) and distance from `start`."""
+    """Log hyperparameters with the least sum of `objective` (minus log likelihood, with gradient) and prior."""
     from scipy.optimize import minimize
 
     def penalised(theta: Floats) -> tuple[float, Floats]:

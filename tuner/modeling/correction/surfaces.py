@@ -1,6 +1,6 @@
-"""The kernel that kriging is made of: a Matern surface, some of whose scales are learned and the others given.
+"""The kernel of kriging: a Matern surface with some learned and some given scales.
 
-Imports scikit-learn: to be imported by whoever fits, when it fits.
+Imports scikit-learn, so only fits import this module.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from ..features import Floats
 class MaternKernel(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # type: ignore[misc]  # its bases have no types
     """A kernel for scikit-learn's regressor, hence a subclass of its untyped class.
 
-    Once differentiable; the first columns of a point have length scales to be learned.
-    The columns after these have `given_scale`, or do not count without one. A gradient with respect to scales that
-    nobody learns would be most of what a fit costs.
+    Its surfaces are once differentiable. The first columns of a point have learned length scales. The columns after
+    these have `given_scale`, or do not count without one. Gradients by given scales would take most of a fit's time.
     """
 
     def __init__(
@@ -36,11 +35,11 @@ class MaternKernel(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # typ
 
     @property
     def hyperparameter_length_scale(self) -> Any:
-        """Under the name by which scikit-learn looks for it."""
+        """The hyperparameter, under the name that scikit-learn expects."""
         return Hyperparameter("length_scale", "numeric", self.length_scale_bounds, len(self.length_scale))
 
     def __call__(self, X: Floats, Y: Floats | None = None, eval_gradient: bool = False) -> Any:
-        """Covariances [len(X), len(Y)], Y = X without one; with their gradient by the logs of the scales learned."""
+        """Covariances [len(X), len(Y)], Y = X if it is None; and their gradient by the logs of the learned scales."""
         ours = self._scaled(X)
         distances = cdist(ours, ours if Y is None else self._scaled(Y))
         distances *= math.sqrt(3.0)

@@ -1,4 +1,4 @@
-"""Measurements to points: medians per setting and size, as the log of measured over NCCL's cost."""
+"""Turns measurements into points: medians per setting and size, as the log of measured over NCCL's cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_POINTS: Final = 1500
 MIN_NOISE: Final = 0.005
 _SEED: Final = 5
 ONE_CALL_NOISE: Final = 0.05
-"""Noise (log) of a call where nothing was measured twice."""
+"""Noise (log) of a call if no setting was measured twice."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class TrainingSet:
     algorithm: Ints
     protocol: Ints
     n_channels: Ints
-    """As asked or run; MOST_CHANNELS where the baseline chose (cell `DEFAULT_CELL`)."""
+    """Channels as requested or run; MOST_CHANNELS for NCCL's own choice (cell `DEFAULT_CELL`)."""
     log2_bytes: Floats
     residual: Floats
     noise: Floats
     """Standard error (log) of the median."""
     count: Ints
     jump: Floats
-    """How much more the log of the cost is on few nodes (`CostPrior.log_jump`)."""
+    """How much higher the log of NCCL's cost is because of few nodes (`CostPrior.log_jump`)."""
     idle: Floats
-    """How much the log of the cost would fall if no channel were idle (`CostPrior.log_idle`)."""
+    """How much lower the log of NCCL's cost would be without idle channels (`CostPrior.log_idle`)."""
 
     def __len__(self) -> int:
         return len(self.residual)
@@ -56,14 +56,14 @@ class TrainingSet:
 
 
 def training_hash(block: npt.NDArray[np.void]) -> str:
-    """Identifies the measurements a model was fitted on."""
+    """A hash that identifies the measurements that a model was fitted on."""
     return hashlib.blake2b(block.tobytes(), digest_size=12).hexdigest()
 
 
 def build(block: npt.NDArray[np.void], costs: CostPrior) -> TrainingSet:
     """Points from measurements (MEASUREMENT_FIELDS) of one fabric.
 
-    What NCCL chose by itself counts twice: as the baseline, and as the setting it chose, if known.
+    NCCL's own choice counts twice: as the baseline and, if known, as the setting that it chose.
     """
     usable = (block["outcome"] == Outcome.ok) & (block["duration_us"] > 0) & (block["message_bytes"] > 0)
     block = block[usable & (block["n_ranks"] > 1)]
@@ -74,7 +74,7 @@ def build(block: npt.NDArray[np.void], costs: CostPrior) -> TrainingSet:
         columns = [rows[name].astype(np.int64) for name in _COLUMNS]
         if is_baseline:
             columns[3:6] = [np.full(len(rows), value) for value in (*DEFAULT_CELL, MOST_CHANNELS)]
-        columns[5][columns[5] == 0] = MOST_CHANNELS  # no opinion: all that the communicator has
+        columns[5][columns[5] == 0] = MOST_CHANNELS  # NCCL chooses: all that the communicator has
         points.append(np.stack(columns, axis=1))
         logs.append(np.log(rows["duration_us"].astype(np.float64)))
     return _medians(np.concatenate(points), np.concatenate(logs), costs)
@@ -105,7 +105,7 @@ def _medians(table: Ints, logs: Floats, costs: CostPrior) -> TrainingSet:
     spread = _call_noise(logs, starts, counts, quartiles / 1.349)
     noise = np.maximum(1.25 * spread / np.sqrt(counts), MIN_NOISE)
     points = table[starts]
-    # The best measured ones; among equals a mixture, as points are ordered by rank count, collective and setting.
+    # Keep the best measured points; among equals a random sample, since points are ordered by rank count and setting.
     mixed = np.random.default_rng(_SEED).permutation(len(points))
     kept = np.sort(np.lexsort((mixed, -counts))[:MAX_POINTS])
     cost, jump, idle = believed = np.full((3, len(points)), np.nan)
@@ -129,15 +129,15 @@ def _medians(table: Ints, logs: Floats, costs: CostPrior) -> TrainingSet:
 
 
 def _call_noise(logs: Floats, starts: Ints, counts: Ints, own: Floats) -> Floats:
-    """Noise (log) of single calls at every point: its own spread leaning on all points', the less it has calls.
+    """Noise (log) of single calls at every point: its own, shrunk towards that of all points if it has few calls.
 
-    `own` is a point's spread by its quartiles, so that stragglers do not pass for noise; `logs` are sorted
-    within each point.
+    `own` is a point's noise by its quartiles, so that stragglers do not count as noise; `logs` are sorted within
+    each point.
     """
     gaps = np.repeat(logs[starts + counts // 2], counts) - logs
     repeated = np.repeat(counts > 1, counts)
     typical = 1.4826 * float(np.median(np.abs(gaps[repeated]))) if repeated.any() else 0.0
-    # With few calls the middle one is among them, which hides some of the noise.
+    # With few calls the median is one of them, which hides some of the noise.
     n_typical = float(np.median(counts[counts > 1])) if (counts > 1).any() else 1.0
     typical *= math.sqrt(n_typical / max(n_typical - 1.0, 0.5)) if n_typical > 1 else 1.0
     n_seen = float(repeated.sum())
@@ -148,7 +148,7 @@ def _call_noise(logs: Floats, starts: Ints, counts: Ints, own: Floats) -> Floats
 
 
 def _believed(points: Ints, costs: CostPrior) -> Floats:
-    """NCCL's log cost of every point, its jump and what is idle in it; NaN where NCCL has no such thing."""
+    """NCCL's log cost of every point, its jump and its idle channels; NaN if NCCL does not offer the setting."""
     found = np.full((3, len(points)), np.nan)
     families, inverse = np.unique(points[:, :6], axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
@@ -169,7 +169,7 @@ def candidate_at(algorithm: int, protocol: int, n_channels: int) -> Candidate | 
     Args:
         algorithm: NCCL's number, or `NO_CELL`.
         protocol: NCCL's number, or `NO_CELL`.
-        n_channels: 0 to 64; 0 is no opinion.
+        n_channels: 0 to 64; 0: NCCL chooses.
 
     Returns:
         The candidate, the baseline for `DEFAULT_CELL`.

@@ -1,1 +1,1 @@
-"""A daemon's side at `tcp://`: whom it lets in, and what those may hold whom it does not know."""
+"""A daemon's `tcp://` address: which clients it admits, and how many resources strangers may use."""

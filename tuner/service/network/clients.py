@@ -1,4 +1,4 @@
-"""Who may connect to a daemon at `tcp://`: the clients whose public keys are in a folder at that moment."""
+"""Admits clients to a daemon at `tcp://` while their public keys are in a folder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .gate import Gate
 _log = logging.getLogger("zerotune.daemon")
 
 LOOK_EVERY_S: Final = 1.0
-"""How soon the connections of a client end whose key is taken out of the folder; new ones are refused at once."""
+"""If a key is removed from the folder, its client's connections end within this time; new ones are refused at once."""
 
 
 class AdmittedClients:
-    """Owns thread `zerotune-clients`: whether a client may connect; ends connections whose answer has changed."""
+    """Owns thread `zerotune-clients`: decides which clients may connect, and ends connections of revoked keys."""
 
     def __init__(self, context: zmq.Context[Any], folder: Path) -> None:
         self._folder = folder
@@ -36,7 +36,7 @@ class AdmittedClients:
         """Whether the client with this public key may connect; ZeroMQ's authenticator asks under this name."""
         try:
             may_connect = key in self._keys()
-        except OSError as error:  # no descriptor is left, say: whoever may connect tries again
+        except OSError as error:  # for example, no descriptor is left: an admitted client tries again
             _log.warning("the keys in %s cannot be read: %s", self._folder, error)
             return False
         if may_connect:
@@ -44,12 +44,12 @@ class AdmittedClients:
         return may_connect
 
     def watch(self, gate: Gate) -> None:
-        """From now on, keep a gate open, and end what comes through it when one of those admitted no longer is."""
+        """From now on, keep a gate open, and end all its connections if an admitted client's key is removed."""
         self._watch = threading.Thread(target=self._look, args=(gate,), name="zerotune-clients", daemon=True)
         self._watch.start()
 
     def close(self) -> None:
-        """Call before the socket's context ends."""
+        """End the thread; call before the socket's context ends."""
         self._closing.set()
         if self._watch is not None:
             self._watch.join()
@@ -62,7 +62,7 @@ class AdmittedClients:
             try:
                 gate.keep_open()
                 revoked = self._admitted - self._keys()
-            except OSError as error:  # of this moment: a key that is taken away must end its owner's connection later
+            except OSError as error:  # temporary: a removed key must end its owner's connection later
                 _log.warning("clients of %s are not looked at now: %s", self._folder, error)
                 continue
             if revoked:
@@ -73,6 +73,6 @@ class AdmittedClients:
     def _keys(self) -> set[bytes]:
         found = set()
         for path in self._folder.glob("*.key"):
-            with contextlib.suppress(OSError, ValueError):  # taken away meanwhile, or no key
+            with contextlib.suppress(OSError, ValueError):  # the file was removed meanwhile, or is no key
                 found.add(load_certificate(path)[0])
         return found

@@ -1,13 +1,13 @@
-"""The program between strangers and a daemon at `tcp://`: it lets bytes through, and bounds what strangers hold.
+"""A program between the network and a daemon at `tcp://`: it forwards bytes, and limits connections without a key.
 
-ZeroMQ accepts whatever connects, holds it until a handshake ends, and ends the process where a descriptor is wanted and
-none is left. So connections from the network come here first, and reach the daemon's socket, in a folder of its own,
-through this process. Whoever has not shown a key within HANDSHAKE_S is cut off, and so is the stranger who has waited
-longest where there are too many. CURVE's READY, which a server sends to those it knows, says who has.
+ZeroMQ accepts every connection, keeps it until the handshake ends, and ends the process if no descriptor is left. So
+connections from the network come here first; this process forwards them to the daemon's socket in a private folder.
+It closes connections that have not shown a key within HANDSHAKE_S, and the oldest of these if there are too many.
+CURVE's READY, which a server sends only to clients it knows, shows that a connection has a key.
 
     python -m zerotune.tuner.service.network.doorkeeper LISTENING_FD SOCKET MAX_STRANGERS MAX_KNOWN
 
-A byte on stdin ends all connections; the end of stdin, the process.
+A byte on stdin ends all connections; the end of stdin ends the process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final
 
 HANDSHAKE_S: Final = 5.0
 NO_ROOM_S: Final = 0.2
-"""For how long nobody is let in where a descriptor is wanted and none is left."""
+"""If no descriptor is left, no connection is accepted for this long."""
 _BUFFER_BYTES: Final = 2**18
 _HANDSHAKE_BYTES: Final = 1024
 """Greeting, WELCOME and READY take less."""
@@ -31,7 +31,7 @@ _READY: Final = b"\x05READY"
 
 
 class _Connection:
-    """A peer's, and the one to the daemon that belongs to it."""
+    """A peer's connection and the matching one to the daemon."""
 
     def __init__(self, peer: sockets.socket, daemon: sockets.socket) -> None:
         self.since_s = time.monotonic()
@@ -43,7 +43,7 @@ class _Connection:
         self._answered = b""
 
     def heard(self, end: sockets.socket, data: bytes) -> None:
-        """Keep what one end said for the other."""
+        """Keep the bytes of one end for the other."""
         self.waiting[self.ends[end]] = data
         if end is self._daemon and not self.is_known:
             self._answered = (self._answered + data)[:_HANDSHAKE_BYTES]
@@ -54,14 +54,14 @@ class Doorkeeper:
     """Serves until the end of stdin.
 
     Args:
-        listening: for peers.
+        listening: listening socket for peers.
     """
 
     def __init__(self, listening: sockets.socket, daemon: str, max_strangers: int, max_known: int) -> None:
         self._listening, self._daemon = listening, daemon
         self._max_strangers, self._max_known = max_strangers, max_known
         self._open: dict[_Connection, None] = {}
-        """The oldest first."""
+        """Open connections, the oldest first."""
         self._shut_until_s = 0.0
         self._is_done = False
         self._selector = selectors.DefaultSelector()
@@ -70,10 +70,10 @@ class Doorkeeper:
         self._watch(sys.stdin.fileno(), selectors.EVENT_READ, self._told)
 
     def run(self) -> None:
-        """Let bytes through."""
+        """Forward bytes until the end of stdin."""
         while not self._is_done:
             for key, events in self._selector.select(NO_ROOM_S if self._shut_until_s or self._strangers() else None):
-                if self._selector.get_map().get(key.fd) is key:  # a call before this one may have ended it
+                if self._selector.get_map().get(key.fd) is key:  # an earlier call may have ended it
                     key.data(key.fileobj, events)
             now_s = time.monotonic()
             for one in [one for one in self._strangers() if now_s - one.since_s > HANDSHAKE_S]:
@@ -101,7 +101,7 @@ class Doorkeeper:
             peer.setsockopt(sockets.SOL_SOCKET, sockets.SO_KEEPALIVE, 1)
             peer.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
             daemon.connect(self._daemon)
-        except OSError:  # the daemon has no room now, or ends
+        except OSError:  # the daemon has no descriptor left, or ends
             peer.close()
             daemon.close()
             return
@@ -127,7 +127,7 @@ class Doorkeeper:
                     if n_known > self._max_known:
                         raise ConnectionResetError
                 self._write(connection, connection.ends[end])
-            for one, other in connection.ends.items():  # who has unread bytes to come is not read before the other took
+            for one, other in connection.ends.items():  # read one end only after the other took all earlier bytes
                 events = 0 if connection.waiting[other] else selectors.EVENT_READ
                 events |= selectors.EVENT_WRITE if connection.waiting[one] else 0
                 self._watch(one, events, lambda end, events: self._pass_on(connection, end, events))

@@ -1,4 +1,4 @@
-"""What stands at a daemon's `tcp://` address: a listening socket, and the doorkeeper that lets connections through."""
+"""A daemon's `tcp://` address: a listening socket, and the doorkeeper that forwards its connections."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ...scratch import ScratchFolder
 _log = logging.getLogger("zerotune.daemon")
 
 MAX_STRANGERS: Final = 64
-"""Connections that have shown no key."""
+"""Most connections that have not shown a key."""
 BACKLOG: Final = 1024
 LEAST_FILES: Final = 256
-"""Open files that a daemon at `tcp://` must be allowed: a quarter is for peers with keys, an eighth for strangers."""
+"""Open files that a daemon at `tcp://` needs: a quarter is for peers with keys, an eighth for strangers."""
 
 
 class Gate:
@@ -48,14 +48,14 @@ class Gate:
             self._folder.cleanup()
             self._folder = ScratchFolder("zerotune-door-", "/tmp")
         self.inner = f"ipc://{self._folder.path / 'door.sock'}"
-        """Where the daemon meets them."""
+        """The daemon's own address, which the doorkeeper connects to."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def keep_open(self) -> None:
-        """Start the doorkeeper, or another where it has ended; to be called now and then.
+        """Start the doorkeeper unless it runs; call this regularly.
 
         Raises:
-            OSError: there is no room for a process.
+            OSError: no process can be started.
         """
         if self._process is not None and self._process.poll() is None:
             return
@@ -71,14 +71,14 @@ class Gate:
         )  # fmt: skip
 
     def end_connections(self) -> None:
-        """End all that come through; those who may connect anew."""
+        """End all connections; admitted clients connect anew."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.write(b"e")
                 self._process.stdin.flush()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Refuse new connections."""
         self._listening.close()
         if self._process is not None:
             self._process.kill()
@@ -90,7 +90,7 @@ class Gate:
 
 
 def _address(host: str, port: str) -> tuple[str, int]:
-    """Of IPv4, by address, name, or name of a network interface; *: any host, any port."""
+    """The IPv4 address of a host given by address, name or network interface; *: any host, any port."""
     number = 0 if port == "*" else int(port)
     if host == "*":
         return "0.0.0.0", number

@@ -1,6 +1,6 @@
-"""Looking up names of hosts, which the system may take half a minute for.
+"""Looks up host names, which may take the system half a minute.
 
-ZeroMQ would do so on the thread that serves all sockets. So it is only ever told numbers.
+ZeroMQ would do that on the thread that serves all sockets. So ZeroMQ only gets numeric addresses.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import time
 from typing import Final
 
 MAX_AT_ONCE: Final = 8
-"""Names that are looked up at a time, each on its own thread: one that nobody answers for keeps no other waiting."""
+"""Most lookups at a time, each on its own thread, so that an unanswered one does not delay the others."""
 ASK_AGAIN_S: Final = 10.0
-"""A name that nobody knew is asked for again after this time."""
+"""An unknown name is looked up again after this time."""
 
 
 class Names:
-    """What is known of hosts; nothing here waits. Used by one thread."""
+    """Known addresses of hosts; no call waits. For use by one thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._asked: set[str] = set()
         self._answers: dict[str, tuple[str, float]] = {}
-        """Of each host the number, empty if nobody knew it, and when that was told."""
+        """By host, its address (empty if unknown) and the time of the answer."""
 
     def number_of(self, host: str) -> str:
-        """The IPv4 address of a host, looked up anew for each time that it was given.
+        """The IPv4 address of a host; once it was returned, the next call looks it up anew.
 
         Returns:
-            Empty: it is not known, or not yet.
+            The address; empty: it is unknown, or not known yet.
         """
         with contextlib.suppress(OSError, ValueError):
             return _looked_up(host, sockets.AI_NUMERICHOST)
@@ -46,7 +46,7 @@ class Names:
             self._asked.add(host)
         try:
             threading.Thread(target=self._ask, args=(host,), name="zerotune-names", daemon=True).start()
-        except RuntimeError:  # no thread can be begun now
+        except RuntimeError:  # no thread can be started now
             with self._lock:
                 self._asked.discard(host)
         return ""
