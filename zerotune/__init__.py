@@ -33,6 +33,8 @@ def enable(
             process groups whose NCCL config has these values, and keep one where steps get shorter. All ranks say the
             same, before `fully_shard`.
     """
+    import torch  # noqa: F401  (under `launch` the agent comes with it, which needs `activate` to be imported whole)
+
     from zerotune.agent.activate import activate
 
     activate(fabric=fabric, endpoint=endpoint)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from torch import nn
 
 import zerotune
 from zerotune import zero_runtime
+from zerotune.agent import launch
 from zerotune.agent.nccl.emulated import Graph, journal
 from zerotune.agent.nccl.emulated.device import clock
 from zerotune.agent.nccl.emulated.device.memory import device
@@ -320,3 +325,17 @@ def test_one_message_says_what_is_wrong(caplog: pytest.LogCaptureFixture) -> Non
         assert [str(caught.value) in record.getMessage() for record in caplog.records] == [True]
     with pytest.raises(zero_runtime.SettingsError, match="autotune=True"):
         zero_runtime.Settings(communicator_variants=(FEW,))
+
+
+@pytest.mark.slow
+def test_a_script_with_one_line_more(tmp_path: Path) -> None:
+    """With the agent and its plugin; the line comes before torch is imported."""
+    script = Path(__file__).parents[2] / "frameworks" / "scripts" / "fsdp2_variants.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    request = launch.LaunchRequest(command, fabric="few_sms_node", environment=dict(os.environ))
+    done = subprocess.run(
+        command, env=launch.environment(request), capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "gathers stay with the usual config: steps" in done.stderr
+    assert "the agent is off" not in done.stderr
