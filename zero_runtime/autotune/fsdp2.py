@@ -57,7 +57,10 @@ class Gathers:
         self._gathers_at = self._gathers_per_step = 0
         self._boundaries: Boundaries | None = None
         self._unhook: Callable[[], None] = lambda: None
-        why = why_not(group)
+        try:
+            why = why_not(group)
+        except Exception as error:  # a group that is none of ours to understand
+            why = f"{type(error).__name__}: {error}"
         self._is_over = bool(why)
         if why:
             self._say_left(why)
@@ -197,7 +200,7 @@ def vary(wanted: Sequence[Mapping[str, int]]) -> None:
     known: WeakValueDictionary[str, Gathers] = WeakValueDictionary()
 
     # FSDP2 lets what is set later replace a gather of this class, and memory is allocated as without us.
-    class AllGather(DefaultAllGather):  # type: ignore[misc, valid-type]  # torch does not annotate it
+    class AllGather(DefaultAllGather):
         def __init__(self) -> None:
             self.gathers: dict[str, Gathers] = {}
 

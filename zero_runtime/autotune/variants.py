@@ -116,7 +116,7 @@ class Variants:
     def _options(self, config: Mapping[str, int]) -> tuple[Any, str]:
         """The usual group's, changed, and why they cannot be; empty: they can."""
         own = getattr(self._usual, "options", None)  # an emulated group's
-        usual = self._usual._get_backend(self._device).options if own is None else own
+        usual: Any = self._usual._get_backend(self._device).options if own is None else own
         options = type(usual)()
         options._timeout = usual._timeout
         options.is_high_priority_stream = usual.is_high_priority_stream

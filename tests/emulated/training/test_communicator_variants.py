@@ -109,7 +109,7 @@ def fsdp2(
     wanted: Sequence[dict[str, int]],
     compute_us: float = COMPUTE_US,
     n_steps: int = N_STEPS,
-    accumulate: int = 1,
+    accumulate: int | dict[int, int] = 1,
     shape: Sequence[int] = (),
     only_rank: int | None = None,
     turn_on: Callable[[Any], None] = vary,
@@ -136,12 +136,13 @@ def fsdp2(
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         draw = torch.Generator().manual_seed(rank)
         losses, gathered = [], Gathered()
-        for _ in range(n_steps):
-            for _ in range(accumulate):
-                loss = model(torch.randn(2, WIDTH, generator=draw)).square().mean()
-                loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        n_passes = accumulate if isinstance(accumulate, int) else accumulate[rank]
+        for n in range(1, n_steps * n_passes + 1):
+            loss = model(torch.randn(2, WIDTH, generator=draw)).square().mean()
+            loss.backward()
+            if n % n_passes == 0:
+                optimizer.step()
+                optimizer.zero_grad()
             losses.append(loss.item().hex())
             gathered.step_ended()
     return losses, gathered.steps, lines
@@ -202,8 +203,19 @@ def test_fsdp2_leaves_what_is_slower(few_sms: World) -> None:
 def test_accumulated_gradients_make_one_step_of_several_passes(few_sms: World) -> None:
     varied = few_sms.run(fsdp2, (FEW,), COMPUTE_US, 30, 3)
     steps = alike([steps for _, steps, _ in varied])
+    changes = [n for n in range(variants.READY_AFTER, 90) if steps[n] != steps[n - 1]]
+    assert len(changes) > 1  # the first is back from what was gathered where it was made
+    assert all(n % 3 == 0 for n in changes[1:])
+
+
+def test_ranks_whose_optimizers_step_unequally(few_sms: World) -> None:
+    varied = few_sms.run(unequal)
+    steps = alike([steps for _, steps, _ in varied])
     assert (1,) in steps
-    assert (0, 1) not in steps[variants.READY_AFTER // 3 + 1 :]  # it changes where steps begin
+
+
+def unequal(rank: int) -> Any:
+    return fsdp2(rank, (FEW,), COMPUTE_US, 60 // (1 + rank), {0: 1, 1: 2})
 
 
 def is_back(rank: int, left_bytes: int) -> int:

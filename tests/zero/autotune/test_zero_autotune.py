@@ -17,6 +17,7 @@ from zero_models import MODELS, loss_of
 from zero_world import World, group_of
 
 from zerotune import zero_runtime
+from zerotune.zero_runtime.autotune import variants
 from zerotune.zero_runtime.autotune.agreement import COUNTED_STEPS, Boundaries
 from zerotune.zero_runtime.autotune.choices import FINEST, Choices, StepSettings
 from zerotune.zero_runtime.autotune.search import LEAST_GAIN, Search
@@ -79,6 +80,29 @@ def test_no_bit_changes_whatever_is_done_with_layers(world: World, name: str, st
     assert runs[0] == runs[1]
     assert len(set(runs[0])) > 1
     assert all(ran == [None] * len(ran) for _, ran in fixed)  # who did not ask for it has nothing changed
+
+
+def varied_on_gloo() -> tuple[list[str], int]:
+    logged: list[str] = []
+    variants.logger.addFilter(lambda record: bool(logged.append(record.getMessage())))
+    engine = zero_runtime.shard(
+        torch.nn.Linear(4, 4), group=group_of(2), autotune=True, communicator_variants=[{"max_ctas": 8}]
+    )
+    optimizer = engine.optimizer(torch.optim.SGD, lr=0.01)
+    for _ in range(30):
+        engine.model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    assert engine.step_settings is not None
+    return logged, engine.step_settings.variant
+
+
+def test_a_backend_without_variants_keeps_its_group(world: World) -> None:
+    answers = world.run(2, varied_on_gloo)
+    assert [logged for logged, _ in answers] == [
+        ["zerotune: gathers stay on their process group: it does not run on NCCL"],
+        [],
+    ]
+    assert [variant for _, variant in answers] == [0, 0]
 
 
 def proposing_without() -> str:
