@@ -83,8 +83,8 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
         fabric: name or path of a fabric file of the emulated NCCL.
 
     Raises:
-        UserError: `out` cannot be written, a run failed (the last line of its log is in the message), its ranks did
-            not reach the daemon, or the two runs have different losses.
+        UserError: `out` cannot be written, a run failed (the message has its log's last line), its ranks did not
+            reach the daemon, or the runs' losses differ.
     """
     fabrics.load(fabric)  # report a wrong name before anything is written
     modelled = release(os.environ)

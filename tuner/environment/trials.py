@@ -1,6 +1,6 @@
 """Chooses the next job's change from the step times of earlier jobs.
 
-A job's log step time is a level, which drifts from day to day, plus the effects of the changes in force, plus noise
+A job's log step time is the sum of a level that drifts from day to day, the effects of the changes in force, and noise
 between jobs. A Kalman filter estimates level and effects. The noise is estimated, too (its variance is inverse gamma),
 so all posteriors are Student's t. The rules are:
 
@@ -9,8 +9,8 @@ so all posteriors are Student's t. The rules are:
 - The best trial has the highest expected gain over `HORIZON_JOBS`, less its own expected loss.
 - Trials may lose a share of the time of all jobs, or of as many as the horizon has. The expected loss counts even if
   the actual one was smaller: otherwise trials would go on until a large loss exceeds the share several times.
-- A change is kept once its gain is certain at an error level that sums to `FALSE_SHARE` over all changes and looks, but
-  never after a single job. It is dropped if it turns out to be slower.
+- A change is kept once its gain is certain, but never after a single job. Error levels over all changes and looks sum
+  to `FALSE_SHARE`. A change is dropped if it turns out to be slower.
 - If a job fails under a change, the change is never tried again.
 """
 

@@ -36,7 +36,7 @@ class RuntimeEstimation:
         """Milliseconds of the collective that `node` starts.
 
         None makes torch use its own estimate. It is returned for other nodes, for unmeasured collectives, and if torch
-        asks for another size (it asks for 0, the latency, by a convention that differs among its callers).
+        asks for another size. (It asks for 0, the latency; that convention differs among its callers.)
         """
         if override_size is not None:
             return None

@@ -1,7 +1,7 @@
 """Closes connections without a request in time, or with an unread answer, since they keep others waiting.
 
-uvicorn limits how long an answered connection may idle, but neither the time of a first request nor how long a client
-leaves an answer unread. Another user of the machine, without the token, could hold all connections, or request the
+uvicorn limits the idle time of an answered connection, but neither the time of a first request nor that of an unread
+answer. Another user of the machine, without the token, could hold all connections, or request the
 page endlessly. So connections that showed no token are closed first.
 """
 
