@@ -20,6 +20,7 @@ from ..store import wire
 from ..store.plan_file import read_plan
 from ..store.records import Plan
 from .agreement import Agreement
+from .agreement.news import CommunicatorCame, Offered, Rung, Unwatched, Watched, Withdrawn
 from .agreement.protocol import Why
 from .daemon_link.channel import Channel
 from .daemon_link.cost_book import CostBook
@@ -123,7 +124,7 @@ class Membership:
             settings.endpoint if has_daemon else None, self._hello, self, self._on_message, self._on_alive
         )
         if settings.plan_path is not None:
-            self.agreement.look(UNWATCHED_LOOK_S)
+            self.agreement.tell(Unwatched(UNWATCHED_LOOK_S))
             if rank == 0:
                 self._offer(read_plan(settings.plan_path).plan)
         self._busy_until = time.monotonic() + BUSY_S
@@ -156,7 +157,7 @@ class Membership:
 
     def _offer(self, plan: Plan) -> None:
         """Under --numerics exact rows of collectives that compute are dropped, whoever made the plan."""
-        self.agreement.offer(plan.without(COMPUTING) if self._settings.is_exact else plan)
+        self.agreement.tell(Offered(plan.without(COMPUTING) if self._settings.is_exact else plan))
 
     # ---- agreement's thread ------------------------------------------------------------------
 
@@ -185,14 +186,14 @@ class Membership:
             self._plugin.set_memory_pressure(-1.0 if pressure is None else pressure)
         if self._silent_since_s is not None and now - self._silent_since_s > WITHDRAW_AFTER_S:
             self._silent_since_s = None
-            self.agreement.withdraw()
+            self.agreement.tell(Withdrawn())
         if self._drain is None:
             return []
         if (n_communicators := self._plugin.counters().n_communicators) > self._n_communicators:
             self._n_communicators = n_communicators
-            self.agreement.communicator_came()
+            self.agreement.tell(CommunicatorCame())
             if self._settings.plan_path is not None:
-                self.agreement.look(UNWATCHED_LOOK_S)
+                self.agreement.tell(Unwatched(UNWATCHED_LOOK_S))
             elif self._rank:
                 self._bells.append(0)
         if self._is_daemon_new:
@@ -275,14 +276,14 @@ class Membership:
                 self._offer(message.plan)
         elif isinstance(message, wire.Bell):
             if message.job_id == self._job_id:
-                self.agreement.rung(message.number)
+                self.agreement.tell(Rung(message.number))
         elif isinstance(message, wire.Observe) and self._trace_log is None:
             self._timer.observe(message.n_steps)
 
     def _on_alive(self, alive: bool) -> None:
         endpoint = self._settings.endpoint
         logger.info("zerotune: daemon at %s %s", endpoint, "answers" if alive else "is silent")
-        self.agreement.watched(alive)
+        self.agreement.tell(Watched(alive))
         self.has_heard |= alive
         self._silent_since_s = None if alive else time.monotonic()
         if not alive:

@@ -127,7 +127,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
     ),
     "tuner/doctor": (
         "what on this machine would stop tuning",
-        RECORDED | {"agent base", "agent/machine", "agent/nccl", "tuner/client"},
+        RECORDED | {"agent base", "agent/daemon_link", "agent/machine", "agent/nccl", "tuner/client"},
     ),
     "tuner/cli": (
         "the `zerotune` command",

@@ -10,6 +10,7 @@ import importlib.metadata
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +24,7 @@ from ..nccl.library import Plugin
 from . import job_start
 from .exchange import Closed, Exchange
 from .members import Members
+from .news import CommunicatorCame, News, Offered, Rung, Unwatched, Watched, Withdrawn
 from .protocol import (
     Answer,
     Leader,
@@ -116,7 +118,7 @@ class Agreement:
         self._members = Members(plugin, world_size)
         self._ring = ring
         self.fingerprint = f"{_version()} wire={WIRE_VERSION} world={world_size} {fingerprint}"
-        self._lock = threading.Lock()
+        self._inbox: deque[News] = deque()
         self._leader = Leader() if rank == 0 else None
         self._left_alone: set[str] = set()
         self._absent: set[int] = set()
@@ -159,49 +161,10 @@ class Agreement:
 
     # ---- any thread --------------------------------------------------------------------------
 
-    def offer(self, plan: Plan) -> None:
-        """The daemon's latest plan; ignored on other ranks than 0. A plan whose epoch does not rise is refused."""
-        if self._leader is None:
-            return
-        with self._lock:
-            is_taken = self._leader.offer(plan)
-            self._n_repeats = 0
-        if is_taken:
-            self._wake.set()
-        else:
-            self._refuse(plan, f"its epoch does not rise above {self._leader.highest.epoch}")
-
-    def look(self, for_s: float) -> None:
-        """Look for changes for so long from now on: no daemon will ring."""
-        self._look_until_s, self._look_pause_s = time.monotonic() + for_s, FIRST_LOOK_S
+    def tell(self, news: News) -> None:
+        """Leave it to the agreement's thread, and wake that."""
+        self._inbox.append(news)
         self._wake.set()
-
-    def watched(self, is_watched: bool) -> None:
-        """Whether a daemon is there, which would ring."""
-        self._is_watched = is_watched
-        self._wake.set()
-
-    def withdraw(self) -> None:
-        """The daemon has been gone for long: all communicators go back to NCCL's own choice."""
-        if self._leader is not None:
-            with self._lock:
-                self._leader.withdraw()
-            self._wake.set()
-
-    def rung(self, number: int) -> None:
-        """Rank 0 has announced or decided the change of this number; 0: another rank has a new communicator."""
-        if number == 0:
-            self.communicator_came()
-        with self._lock:
-            self._rung = max(self._rung, number)
-        self._wake.set()
-
-    def communicator_came(self) -> None:
-        """There is a new communicator, here or elsewhere, which may want the plan in force."""
-        if self._leader is not None:
-            self._n_repeats = 0
-            self._repeat_at_s = time.monotonic() + REPEAT_AFTER_S[0]
-            self._wake.set()
 
     def counters(self) -> AgreementCounters:
         """Counts so far, as a snapshot."""
@@ -271,8 +234,10 @@ class Agreement:
         Raises:
             Closed: the agreement was closed.
         """
+        leader = self._leader
         while not self._is_closing:
-            leader = self._leader
+            while self._inbox:
+                self._hear(self._inbox.popleft())
             now_s = time.monotonic()
             if leader is not None:
                 if leader.offered is not None or now_s >= self._repeat_at_s:
@@ -289,13 +254,30 @@ class Agreement:
             self._wake.clear()
         raise Closed
 
+    def _hear(self, news: News) -> None:
+        now_s = time.monotonic()
+        match news:
+            case Offered(plan) if self._leader is not None:
+                self._n_repeats = 0
+                if not self._leader.offer(plan):
+                    self._refuse(plan, f"its epoch does not rise above {self._leader.highest.epoch}")
+            case Withdrawn() if self._leader is not None:
+                self._leader.withdraw()
+            case CommunicatorCame() | Rung(0) if self._leader is not None:
+                self._n_repeats, self._repeat_at_s = 0, now_s + REPEAT_AFTER_S[0]
+            case Rung(number):
+                self._rung = max(self._rung, number)
+            case Watched(is_watched):
+                self._is_watched = is_watched
+            case Unwatched(for_s):
+                self._look_until_s, self._look_pause_s = now_s + for_s, FIRST_LOOK_S
+
     def _lead(self, leader: Leader) -> None:
         self._repeat_at_s = float("inf")
         plan = leader.offered
         if plan is not None and not self._can_load(leader, plan):
             return
-        with self._lock:
-            change = leader.announce(self._next, plan)
+        change = leader.announce(self._next, plan)
         if change is None:
             return
         self._next += 1
@@ -316,15 +298,14 @@ class Agreement:
 
     def _follow(self) -> None:
         """Look for the next change; take part if it is there."""
-        rung, n_before = self._rung, self._exchange.n_requests
+        n_before = self._exchange.n_requests
         data = self._exchange.read(CHANGE_KEY)
         change = None if data is None else decode(data, PlanChange)
         if change is not None and change.number >= self._next:
             self._next, self._look_pause_s = change.number + 1, FIRST_LOOK_S
             self._take_part(change)
             return
-        with self._lock:
-            self._rung = 0 if self._rung == rung else self._rung
+        self._rung = 0
         self._n_at_rest += self._exchange.n_requests - n_before
 
     def _take_part(self, change: PlanChange) -> Outcome:
@@ -437,8 +418,7 @@ class Agreement:
             self._plugin.prepare(plan)
             decode(encode(PlanChange(1, plan)), PlanChange)
         except Exception as error:
-            with self._lock:
-                leader.refuse(plan)
+            leader.refuse(plan)
             self._refuse(plan, str(error))
             return False
         return True

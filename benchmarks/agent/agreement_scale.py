@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.agent.agreement import Agreement, job_start
+from zerotune.agent.agreement.news import Offered
 from zerotune.agent.agreement.protocol import Answer, Member, Outcome, PlanChange, decode, encode, framed
 from zerotune.agent.nccl import library
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
@@ -250,7 +251,7 @@ def measure(world_size: int, n_changes: int) -> dict[str, float]:
     for epoch in range(1, n_changes + 1):
         before = agreement.counters()
         began_s = time.perf_counter()
-        agreement.offer(plan(epoch, world_size))
+        agreement.tell(Offered(plan(epoch, world_size)))
         ended_s, n_stub_requests, longest_s, n_switched = pipe.recv()
         if n_switched != world_size // RANKS_PER_GROUP + RANKS_PER_GROUP:
             raise RuntimeError(f"change {epoch} switched {n_switched} communicators")

@@ -35,13 +35,13 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 49_607,
-    "agent_lines": 23_404,
-    "agent_wheel_lines": 23_404,
+    "tuner_lines": 49_626,
+    "agent_lines": 23_433,
+    "agent_wheel_lines": 23_433,
     "store_lines": 6_338,
     "zero_runtime_lines": 4_432,
-    "tests_lines": 53_567,
-    "benchmarks_lines": 27_055,
+    "tests_lines": 53_586,
+    "benchmarks_lines": 27_058,
     "constants": 1_110,
     "files_over_400_lines": 25,
 }

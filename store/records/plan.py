@@ -64,7 +64,7 @@ class NextStage(msgspec.Struct, frozen=True):
             raise ValueError(f"a stage that begins after {self.n_steps} steps and replaces {self.n_rows} rows")
 
 
-MAX_STAGES: Final = 4
+MAX_STAGES: Final = 16
 """Stages that one plan may have: ZT_MAX_STAGES of zerotune_plugin.h."""
 
 

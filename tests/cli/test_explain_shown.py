@@ -221,5 +221,6 @@ def test_the_head_names_the_job_the_fabric_the_communicators_and_the_emulation(t
             "n_damaged": 0,
             "n_impossible_times": 0,
             "frozen_since": 0,
+            "in_shadow": "",
         }
     ] * 2

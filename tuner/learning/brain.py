@@ -239,8 +239,8 @@ class Brain(Inspection):
             self._step_feedback.consider_variants(self._step)
         forced, variant = self._step_feedback.forced(), self._step_feedback.variants.running
         compares = self.settings.compare_steps or not is_frozen
-        is_control = bool(compares) and not is_urgent and self._begins_control()
-        if is_control:
+        windows = self._control_windows() if compares and not is_urgent else []
+        if windows:
             wanted = self._policy.usual()
         else:
             now = WindowInput(
@@ -252,7 +252,7 @@ class Brain(Inspection):
                 needs_looks=self._latency.needs_looks and variant is None,
             )
             wanted = self._policy.next_window(self._step, now)
-        differs = plans.ask(wanted) or is_control
+        differs = plans.ask(wanted) or bool(windows)
         differs |= self._unseen_sizes.refresh() or plans.must_repeat
         plans.must_repeat = False
         latest, gathers_after_step = plans.latest, self._fingerprint.gathers_after_step
@@ -264,36 +264,36 @@ class Brain(Inspection):
             if bool(latest.tentative) == was_tentative and not plans.is_fading(self._step):
                 return None
             # The plan has the same settings, but it lasts now, or ends by itself now, or is renewed.
-        entry = self._scheduled(gathers_after_step, is_control=is_control)
+        entry = self._scheduled(gathers_after_step, windows)
         plans.offer(entry, self._step)
         return entry.plan
 
-    def _begins_control(self) -> bool:
-        """Whether a control window begins next.
+    def _control_windows(self) -> list[int]:
+        """The control windows that begin next: after how many steps the first one does, and then each further one.
 
         None begins while an experiment or a variant compares steps. None begins if NCCL's own choice could connect
         something: while memory is short, or if it has not run yet at a key that runs another setting.
         """
         if self._step_feedback.is_busy or not self._controls.is_due(self._step):
-            return False
+            return []
         if self.budget.remaining_us < 0 or not self._latency.stages_end:
             self._controls.put_off(self._step)
-            return False
+            return []
         is_expected = self._policy.trial_cost.traffic.is_expected
         tuned = [state for state in self._states if not state.usual.is_baseline and is_expected[state.index]]
         if not tuned or self.memory.is_short or any(one.default_setting is None for one in tuned):
             self._controls.put_off(self._step)
-            return False
+            return []
         if not self._controls.is_calm(self._step, tuple(one.usual for one in tuned), self._latency.steps):
-            return False
+            return []
         saved = self._side_by_side.saved()
-        self._controls.begun(self._step, None if saved is None else saved.share, self._latency.steps)
+        gaps = self._controls.begun(self._step, None if saved is None else saved.share, self._latency.steps)
         words = "NCCL's own choice runs for two steps, to compare it with the plan"
         event = Event(self._states[0], BASELINE, DecisionKind.control, words, self._step)
-        self._pending.append((event, self._plans.next + 1))
-        return True
+        self._pending += [(event, self._plans.next + 1 + 2 * number) for number in range(1 + len(gaps))]
+        return [NEIGHBOURS, *gaps]
 
-    def _scheduled(self, gathers_after_step: bool, *, is_control: bool) -> PlanInForce:
+    def _scheduled(self, gathers_after_step: bool, windows: Sequence[int]) -> PlanInForce:
         """The requested settings as a plan that ends by itself: first looks after two steps, trials unless renewed."""
         plans = self._plans
         looks, explored, changed = (
@@ -313,11 +313,12 @@ class Brain(Inspection):
             n_steps = self._policy.trial_cost.look_steps(looks)
             entry = entry.followed_by(last, n_steps)
             plans.follow(last, n_steps)
-        elif is_control:
-            own = [CONTROL.candidate] * len(plans.asked), np.full(len(plans.asked), CONTROL.why, np.int8)
-            window = PlanInForce(*own, Plan(plans.next + 1, (), gathers_after_step))
-            last = self._stage(plans.next + 2, gathers_after_step, first)
-            for stage, n_steps in ((window, NEIGHBOURS), (last, FIRST_LOOK_STEPS)):
+        own = [CONTROL.candidate] * len(plans.asked), np.full(len(plans.asked), CONTROL.why, np.int8)
+        for number, usual_steps in enumerate(windows):
+            epoch = plans.next + 1 + 2 * number
+            last = self._stage(epoch + 1, gathers_after_step, first)
+            window = PlanInForce(*own, Plan(epoch, (), gathers_after_step))
+            for stage, n_steps in ((window, usual_steps), (last, FIRST_LOOK_STEPS)):
                 entry = entry.followed_by(stage, n_steps)
                 plans.follow(stage, n_steps)
         if last.tentative:

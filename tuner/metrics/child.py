@@ -10,6 +10,7 @@ from typing import Final
 
 from ...store.errors import UserError
 from ...store.foreign.own_python import python_with
+from ...store.private_folders import make_private
 from .server import parse_address
 
 READY: Final = "metrics at "
@@ -29,6 +30,7 @@ def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Pa
         UserError: the address is not HOST:PORT, or cannot be bound.
     """
     parse_address(address)
+    make_private(store_path.parent)
     command = [*python_with("zerotune.tuner.cli"), "daemon", "metrics", "--serve", address, "--endpoint", endpoint]
     command += ["--store", str(store_path), *(["--curve-keys", str(curve_dir)] if curve_dir is not None else [])]
     process = subprocess.Popen(
@@ -39,8 +41,8 @@ def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Pa
         assert process.stderr is not None
         if not (line := process.stdout.readline()).startswith(READY):
             words = process.stderr.read().strip().splitlines() or [f"metrics cannot be served at {address}"]
-            problem = words[-1].removeprefix("zerotune: ").partition(";")[0]
-            raise UserError(problem, "choose another --metrics HOST:PORT")
+            problem, _, remedy = words[-1].removeprefix("zerotune: ").partition("; ")
+            raise UserError(problem, remedy or "choose another --metrics HOST:PORT")
         yield line.removeprefix(READY).strip()
     finally:
         process.terminate()

@@ -126,6 +126,8 @@ def _remarks(file: PlanFile, n_newer: int, n_left_out: int, n_leads: int) -> lis
         )
     if not file.plan.rows:
         remarks.append("There is no row in it: NCCL's own choice runs everywhere.")
+    if file.emulated:
+        remarks.append(f"Learned on the emulated fabric {file.emulated}: it says nothing about real hardware.")
     return remarks
 
 
@@ -170,8 +172,6 @@ def export_plan(store_path: Path, out: Path, job_id: str | None = None) -> list[
         f" use: zerotune launch --plan {out} -- ...",
         *told,
     ]
-    if file.emulated:
-        remarks.append(f"Learned on the emulated fabric {file.emulated}: it says nothing about real hardware.")
     return remarks
 
 

@@ -369,8 +369,9 @@ class Job:
         """Text about a leading daemon on another node: whether it answers."""
         if not self.uplink.endpoint:
             return ""
-        is_alive = self.uplink.is_alive(now_s)
-        return f"forwards to {self.uplink.endpoint}" if is_alive else f"{self.uplink.endpoint} is silent"
+        if self.uplink.is_alive(now_s):
+            return f"forwards to {self.uplink.endpoint}"
+        return f"{self.uplink.endpoint} is silent, or has other keys"
 
     def _stepless(self) -> str:
         """Text about a job without known steps; empty: steps are known, or may be soon."""

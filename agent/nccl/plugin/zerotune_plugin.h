@@ -20,7 +20,7 @@
 #define ZT_ANY_PHASE 255u  /* phase of a row that holds in all of them */
 #define ZT_MIN_CHUNK_KIB 4u /* above any protocol's grain, below which NCCL would round down to nothing */
 #define ZT_MAX_CHUNK_KIB 32768u
-#define ZT_MAX_STAGES 4u
+#define ZT_MAX_STAGES 16u
 #define ZT_N_CHECKPOINTS 16u
 #define ZT_MIXED_EPOCHS (UINT64_C(1) << 32)
 

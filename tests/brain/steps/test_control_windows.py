@@ -91,6 +91,22 @@ def test_the_gain_is_known_soon_and_true_and_costs_next_to_nothing(
     assert _compared([one for one in world.steps if one.step <= first + within_steps], decisions).saved() is not None
 
 
+def test_where_steps_are_short_one_plan_has_several_so_that_the_gain_is_known_soon() -> None:
+    world = _job()
+    brain = make_brain(world, settings=msgspec.structs.replace(CONTROLLED, compare_steps=200))
+    plans = play(world, brain, 1500, latency_steps=60)
+    decisions = brain.decisions()
+    controls = {one.epoch for one in decisions if one.is_control}
+    assert controls == {epoch for plan in plans for epoch in plan.control_epochs}
+    assert max(len(plan.control_epochs) for plan in plans) > 4
+    ran = sum(step.epoch in controls for step in world.steps)
+    assert 2 * 20 <= ran <= 2 * len(controls), "as many as were asked for, and each ends by itself"
+    saved = _compared(world.steps, decisions).saved()
+    assert saved is not None
+    assert saved.n_windows >= 16
+    assert saved.is_beyond_noise
+
+
 def test_they_change_nothing_of_what_is_found() -> None:
     settled = []
     for settings in (BrainSettings(), CONTROLLED):
@@ -114,7 +130,6 @@ def test_a_host_that_becomes_busy_is_no_loss(seed: int) -> None:
     assert np.median([one.duration_us for one in world.steps[-100:]]) > 1.8 * world.steps[10].duration_us
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_the_guard_withdraws_what_slows_steps_down_as_ever() -> None:
     n_slow = []

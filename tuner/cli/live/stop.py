@@ -22,6 +22,7 @@ def stop(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJso
     """
     import psutil
 
+    from ....agent.daemon_link.door import is_there
     from ...client.holders import holder_of
     from ...client.status import fetch_status
 
@@ -29,7 +30,8 @@ def stop(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJso
     holder = holder_of(where)
     reply = fetch_status(where, timeout_s=2.0, curve_dir=curve_keys)
     if holder is None and reply is None:
-        raise UserError(f"no daemon answers at {where}", "there is nothing to stop")
+        remedy = "the service for all users ends by SIGTERM" if is_there() else "there is nothing to stop"
+        raise UserError(f"no daemon answers at {where}", remedy)
     pid = holder.pid if holder is not None else reply.daemon_pid if reply is not None else 0
     try:
         process = psutil.Process(pid)

@@ -1,8 +1,8 @@
 """Schedules control windows, so that a gain is a difference of neighbouring steps.
 
 A *control window* is two steps with an empty plan, and four steps without trials on either side. The first windows
-come soon, since no gain is reported from fewer than four. Later ones are rarer: the next one waits until the allowed
-share of step time covers the loss of all.
+come soon, since no gain is reported from fewer than four. If a plan runs for many short steps, it has several windows.
+Later ones are rarer: the next one waits until the allowed share of step time covers the loss of all.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import random
 from collections.abc import Hashable
 from typing import Final
 
+from ....store.records import MAX_STAGES
 from ....store.step_times import LEAST_BLOCKS, NEIGHBOURS
 from .risk import FIRST_LOOK_STEPS
 
@@ -67,17 +68,25 @@ class ControlWindows:
         self.put_off(step, window_steps)
         return False
 
-    def begun(self, step: int, gain: float | None, window_steps: float = 1.0) -> None:
-        """A window begins at `step`.
+    def begun(self, step: int, gain: float | None, window_steps: float = 1.0) -> list[int]:
+        """A window begins at `step`, and others may follow in the same plan.
 
         Args:
             gain: share of a step's time under NCCL's own choice that the plan saves; None: not known yet.
             window_steps: least steps of a plan; trials must have most of the steps up to the next window.
+
+        Returns:
+            Steps from the end of each window of the plan to the beginning of the next one.
         """
-        self._n_windows += 1
+        apart = 2 * NEIGHBOURS  # each window has neighbours of its own
+        room = min(self._n_first - self._n_windows, window_steps // (apart + FIRST_LOOK_STEPS), MAX_STAGES // 2 - 1)
+        gaps = [apart + self._chance.randrange(NEIGHBOURS) for _ in range(1, int(room))]
+        self._n_windows += 1 + len(gaps)
         lost_share = UNKNOWN_GAIN if gain is None else max(gain, 0.0)
         lost_steps = (self._n_windows + 1) * FIRST_LOOK_STEPS * lost_share  # including the next window
         is_first, rarer = self._n_windows < self._n_first, self._n_windows / self._n_first
         paid_at = 0.0 if is_first else lost_steps / self._share
         gap = max(FIRST_GAP, 2.0 * window_steps) if is_first else max(FIRST_GAP, 4.0 * window_steps) * rarer
-        self._due = max(step + 2 * NEIGHBOURS + FIRST_LOOK_STEPS, paid_at) + gap * self._chance.uniform(0.5, 1.5)
+        takes_steps = 2 * NEIGHBOURS + sum(gaps) + (1 + len(gaps)) * FIRST_LOOK_STEPS
+        self._due = max(step + takes_steps, paid_at) + gap * self._chance.uniform(0.5, 1.5)
+        return gaps
