@@ -43,7 +43,7 @@ from .progress import Progress
 FABRIC = "few_sms_node"
 """A fabric on which NCCL's own choice is slow."""
 N_RANKS = 2
-N_STEPS = 400
+N_STEPS = 300
 LEAST_FREE_BYTES = 1 << 16
 """With less free space the disk counts as full: logs are then incomplete and do not show it."""
 STALLS_AFTER_S = 300
