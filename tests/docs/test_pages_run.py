@@ -93,7 +93,7 @@ from zerotune import zero_runtime
 dist.init_process_group()
 model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(2)))
 optimizer = zero_runtime.shard(model, stage=3).optimizer(torch.optim.AdamW)
-for _ in range(400):
+for _ in range(1000):
     model(torch.randn(1, 512)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()

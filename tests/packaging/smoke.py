@@ -17,7 +17,7 @@ from pathlib import Path
 BIN = Path(sys.executable).parent
 TRAINING = Path(__file__).with_name("smoke_training.py")
 FABRIC = "ethernet_boxes"
-N_STEPS = 100
+N_STEPS = 300
 
 
 def run(*words: object) -> str:

@@ -26,7 +26,7 @@ if kind == "zero3":
     optimizer = zero_runtime.shard(model, stage=3).optimizer(torch.optim.AdamW)
 else:
     optimizer = torch.optim.AdamW(model.parameters())
-for _ in range(100):
+for _ in range(300):
     model(torch.randn(4, 128)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -1,7 +1,7 @@
-"""Where users ask for their daemon: a socket at which a connection is the whole question.
+"""The socket at which users request their daemon: a connection is the whole request.
 
-The kernel says who connects (SO_PEERCRED), so nothing needs to be read. The answer is a line of JSON with the endpoint,
-at once; the connection ends when a daemon serves there. Where none can, a second line says why.
+The kernel reports who connects (SO_PEERCRED), so nothing is read. The answer is a line of JSON with the endpoint, at
+once; the connection ends when a daemon serves there. If none can, a second line has the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BACKLOG: Final = 4096
 
 
 class Visitor:
-    """One connection: somebody who waits for their daemon."""
+    """One connection of a user who waits for their daemon."""
 
     def __init__(self, connection: sockets.socket) -> None:
         connection.setblocking(False)
@@ -30,12 +30,12 @@ class Visitor:
         _, self.uid, self.gid = peer_of(connection)
 
     def tell(self, **words: str) -> None:
-        """Send a line; a visitor who has left or does not read misses it."""
+        """Send a line; it is lost if the visitor has left or does not read."""
         with contextlib.suppress(OSError):
             self._connection.send(json.dumps(words).encode() + b"\n")
 
     def fileno(self) -> int:
-        """Can be read when they have left, or say something, which nobody asked for."""
+        """A descriptor; it is readable once the visitor has left or has sent something, which is not expected."""
         return self._connection.fileno()
 
     def leave(self) -> None:
@@ -47,7 +47,7 @@ class Door:
     """Listens at construction.
 
     Args:
-        folder: of root's, for the socket.
+        folder: root's folder for the socket.
         group: number of the group whose members may connect; None: all users may.
 
     Raises:
@@ -76,14 +76,14 @@ class Door:
         self._socket.listen(BACKLOG)
 
     def fileno(self) -> int:
-        """Can be read when somebody connects."""
+        """A descriptor; it is readable once somebody connects."""
         return self._socket.fileno()
 
     def visitor(self) -> Visitor | None:
-        """The next one; None: nobody waits.
+        """The next visitor; None: nobody waits.
 
         Raises:
-            OSError: there is no room to let them in.
+            OSError: the connection cannot be accepted.
         """
         try:
             return Visitor(self._socket.accept()[0])
@@ -91,8 +91,8 @@ class Door:
             return None
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more connections."""
         self._socket.close()
-        with contextlib.suppress(OSError):  # a file system that can only be read by now
+        with contextlib.suppress(OSError):  # the file system may be read-only now
             self._path.unlink(missing_ok=True)
         self._lock.release()

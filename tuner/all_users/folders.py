@@ -1,4 +1,4 @@
-"""The folders of users: made by root inside folders of root's, so that no user can put another's in their place."""
+"""Users' folders: root makes them inside root's own folders, so that no user can replace another's."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ...store.errors import UserError
 from ...store.foreign.regular_file import read_file
 
 POOLS: Final = "shared"
-"""Below the state folder: what users know in common."""
+"""Folder for shared knowledge below the state folder."""
 MAX_LIST_BYTES: Final = 16 * 2**20
-"""Of the list of lent numbers."""
+"""Longest list of subordinate uids."""
 
 
 class Share(Enum):
-    """With whom a user's daemon shares what it has measured."""
+    """With whom a user's daemon shares its measurements."""
 
     private = "private"
     group = "group"
@@ -28,17 +28,17 @@ class Share(Enum):
 
 
 class User(NamedTuple):
-    """Whom a daemon runs as."""
+    """The user that a daemon runs as."""
 
     uid: int
     gid: int
     groups: tuple[int, ...]
     has_name: bool
-    """Whether the node's list of users has them."""
+    """Whether the node's list of users has this one."""
 
     @classmethod
     def of(cls, uid: int, gid: int) -> User:
-        """The user with a number; `gid` is the group of one whom the node's list of users does not have."""
+        """The user with a uid; `gid` is the group of a user who is not in the node's list of users."""
         try:
             known = pwd.getpwuid(uid)
         except KeyError:
@@ -47,7 +47,7 @@ class User(NamedTuple):
 
 
 class Folders(NamedTuple):
-    """Where a user's socket, store and shared knowledge are."""
+    """The folders of a user's socket, store and shared knowledge."""
 
     runtime: Path
     state: Path
@@ -55,7 +55,7 @@ class Folders(NamedTuple):
 
     @property
     def log(self) -> Path:
-        """What the user's daemon says, of its last start; only the user writes to it."""
+        """The daemon's log of its last start; only the user writes to it."""
         return self.state / "daemon.log"
 
     @property
@@ -65,7 +65,7 @@ class Folders(NamedTuple):
 
 
 def make_for(user: User, runtime: Path, state: Path, share: Share) -> Folders:
-    """Make what is missing of a user's folders.
+    """Make a user's missing folders.
 
     Args:
         runtime: the service's folder for sockets.
@@ -73,8 +73,8 @@ def make_for(user: User, runtime: Path, state: Path, share: Share) -> Folders:
         share: with whom the user shares knowledge.
 
     Raises:
-        UserError: one is there that is not this user's.
-        OSError: one cannot be made.
+        UserError: a folder exists that is not this user's.
+        OSError: a folder cannot be made.
     """
     own = str(user.uid)
     made = Folders(runtime / own, state / own, _pool(user, state, share))
@@ -86,10 +86,10 @@ def make_for(user: User, runtime: Path, state: Path, share: Share) -> Folders:
 
 
 def make_roots(runtime: Path, state: Path) -> None:
-    """Make the service's own folders, which are root's and which all may enter.
+    """Make the service's own folders, which root owns and all users may enter.
 
     Raises:
-        UserError: one cannot be made, or is another's.
+        UserError: a folder cannot be made, or is another user's.
     """
     for folder in (runtime, state, state / POOLS):
         try:
@@ -100,10 +100,10 @@ def make_roots(runtime: Path, state: Path) -> None:
 
 
 def refuse_lent(uid: int, path: Path = Path("/etc/subuid")) -> None:
-    """Refuse a number that is lent to a user, for their containers: each of thousands would be a user otherwise.
+    """Refuse a subordinate uid of a user's containers: otherwise thousands of these would count as users.
 
     Raises:
-        UserError: it is lent.
+        UserError: it is a subordinate uid.
     """
     try:
         lines = read_file(path, MAX_LIST_BYTES).decode(errors="replace").splitlines()
@@ -117,7 +117,7 @@ def refuse_lent(uid: int, path: Path = Path("/etc/subuid")) -> None:
 
 
 def group_id(name: str) -> int:
-    """The number of a group.
+    """The gid of a group.
 
     Raises:
         UserError: there is no such group.
@@ -145,8 +145,8 @@ def _make(folder: Path, uid: int, gid: int, mode: int) -> None:
         found = folder.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == uid != os.getuid():
             return
-        # Nobody but root puts anything beside it: it is a service's that died before the next two lines.
+        # Only root makes folders here: an earlier service died before the next two lines.
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             raise UserError(f"{folder} is not a folder of user {uid}", "find out who made it, and remove it") from None
-    folder.chmod(mode)  # before it is another's: the service needs no right to change those
+    folder.chmod(mode)  # before it gets another owner: then the service needs no right to change others' folders
     os.chown(folder, uid, gid)

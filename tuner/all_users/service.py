@@ -1,4 +1,4 @@
-"""The service's loop: whoever comes to the door gets a daemon of their own, started if none runs."""
+"""The service's loop: each user who connects gets a daemon of their own, which is started if none runs."""
 
 from __future__ import annotations
 
@@ -22,57 +22,57 @@ from .user_daemon import UserDaemon
 _log = logging.getLogger("zerotune.all_users")
 
 MAX_USERS: Final = 256
-"""With a daemon at a time; each takes some 90 MB."""
+"""Most users with a daemon at a time; each daemon takes about 90 MB."""
 MAX_NAMELESS: Final = 16
-"""Of them, numbers that the node's list of users does not have."""
+"""Most of them that are not in the node's list of users."""
 MAX_WAITING: Final = 256
-"""Connections that wait at a time: for one more, the user who has most of them loses one, which is told the address."""
+"""Most connections that wait. For one more, the user with most of them loses one, which gets the address."""
 START_S: Final = 60.0
-"""A daemon that does not serve by then is killed: its user may have stopped it."""
+"""A daemon that does not serve after this time is killed: its user may have stopped it."""
 START_PAUSE_S: Final = 2.0
-"""After a daemon did not start, its user is told so for this long before another is tried."""
+"""After a failed start, its user's requests are refused for this long before another start."""
 MAX_VISITS: Final = 256
-"""Of one user's within VISITS_S; whoever comes more often is only told so. All ranks of a node may come at once."""
+"""Most connections of one user within VISITS_S; further ones are refused. All ranks of a node may come at once."""
 VISITS_S: Final = 1.0
 MAX_LET_IN: Final = 64
-"""At a time: then the loop looks at all else that has come, and whether it shall end."""
+"""Most connections accepted in a row, before the loop handles other events."""
 NO_ROOM_S: Final = 1.0
-"""Where no further connection can be let in, the door is shut for so long."""
+"""If no further connection can be accepted, no more are tried for this long."""
 LONGEST_END_S: Final = 10.0
 _KILLED_S: Final = 1.0
-"""At the service's end: how long to wait for those that were killed."""
+"""At the service's end: how long to wait for killed daemons."""
 _LOOK_S: Final = 0.02
 
 
 class Policy(NamedTuple):
-    """What the administrator chose."""
+    """The administrator's choices."""
 
     share: Share
     group: int | None
-    """Number of the group whose members are served; None: all users are."""
+    """Gid of the group whose members are served; None: all users are."""
     options: Sequence[str]
     """Arguments of every user's `zerotune daemon`."""
     keys: Path | None
-    """Folder with a folder of keys for each user who may speak to other nodes, named by their number."""
+    """Folder with a folder of keys, named by uid, for each user who may connect to other nodes."""
     listen: str
     """Second address of those users' daemons; empty: none."""
 
 
 class _Place:
-    """One user's: their daemon, if there is a process of it, and who waits for it."""
+    """One user's daemon, if it has a process, and the visitors that wait for it."""
 
     def __init__(self) -> None:
         self.daemon: UserDaemon | None = None
         self.serves = False
         self.starts_until_s = float("inf")
-        """By when it must serve; infinite where it does already, or was killed."""
+        """The time by which it must serve; infinite if it serves already, or was killed."""
         self.waiting: list[Visitor] = []
         self.failed_at_s = float("-inf")
         self.problem: UserError | None = None
         self._n_visits, self._visits_since_s = 0, float("-inf")
 
     def comes_too_often(self) -> bool:
-        """Whether the visit that is counted with this call is one too many."""
+        """Count a visit; return whether it is one too many."""
         if not self._has_come():
             self._n_visits, self._visits_since_s = 0, time.monotonic()
         self._n_visits += 1
@@ -83,13 +83,13 @@ class _Place:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing needs to be known of this user."""
+        """Whether nothing about this user needs to be kept."""
         has_failed = time.monotonic() - self.failed_at_s < START_PAUSE_S
         return self.daemon is None and not self.waiting and not has_failed and not self._has_come()
 
 
 class AllUsers:
-    """Serves until `stop`. The loop waits for nothing but its selector: users may stop any process of theirs.
+    """Serves until `stop`. The loop waits only for its selector, since users may stop any process of theirs.
 
     Args:
         runtime: folder for sockets.
@@ -109,7 +109,7 @@ class AllUsers:
         self.n_killed = 0
         """Daemons that did not serve in time."""
         self.n_failures = 0
-        """Of the service's own, each of which one user met."""
+        """Failures of the service itself, each of which affected one user."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._max_waiting, self._max_users = min(MAX_WAITING, most // 4), min(MAX_USERS, most // 4)
         self._door = Door(runtime, policy.group)
@@ -134,7 +134,7 @@ class AllUsers:
         try:
             while not self._is_stopping:
                 for key, _ in self._selector.select(self._due_in_s()):
-                    # A call before this one may have ended it, and its number may be another's by now.
+                    # An earlier call may have closed it, and its descriptor may belong to another connection by now.
                     if self._selector.get_map().get(key.fd) is key:
                         self._survive(key.data)
                 self._survive(self._kill_the_late)
@@ -143,16 +143,16 @@ class AllUsers:
             self._close()
 
     def _survive(self, call: Callable[[], None]) -> None:
-        """Make a call whose failure, which nobody foresaw, concerns one user and must end nobody's daemon."""
+        """Make a call; an unexpected failure affects one user and ends no daemon."""
         try:
             call()
         except Exception:
             self.n_failures += 1
-            if self.n_failures & (self.n_failures - 1) == 0:  # each doubling: no user fills the log
+            if self.n_failures & (self.n_failures - 1) == 0:  # log only at powers of two, so that no user fills the log
                 _log.exception("failure %d of the service's own", self.n_failures)
 
     def _due_in_s(self) -> float | None:
-        """How long until something must be done even where nobody comes."""
+        """Seconds until something must be done even if nobody connects."""
         due_s = min((place.starts_until_s for place in self._places.values()), default=float("inf"))
         due_s = min(due_s, self._shut_until_s or float("inf"))
         return None if due_s == float("inf") else max(0.0, due_s - time.monotonic())
@@ -180,7 +180,7 @@ class AllUsers:
                 self._serve(place, visitor)
             except UserError as error:
                 self._fail(visitor, place, error)
-            except Exception as error:  # whatever is wrong with this visitor: the next one is let in
+            except Exception as error:  # a failure with this visitor must not stop the next one
                 self._fail(visitor, place, UserError(f"no daemon can be started: {error}", "tell your administrator"))
 
     def _reopen(self) -> None:
@@ -222,9 +222,9 @@ class AllUsers:
             raise UserError(f"{len(daemons)} users have daemons", "ask again when others have ended theirs")
 
     def _answer(self, place: _Place) -> None:
-        """A daemon serves, or has ended before it did."""
+        """Answer the visitors once a daemon serves, or has ended before."""
         daemon = place.daemon
-        assert daemon is not None  # it stays until its descriptor was read
+        assert daemon is not None  # a daemon stays until its descriptor was read
         self._selector.unregister(daemon.ready_fd)
         if not daemon.is_ready():
             self._give_up(place, f"the daemon of user {daemon.user.uid} did not start")
@@ -243,7 +243,7 @@ class AllUsers:
                 self._give_up(place, f"the daemon of user {place.daemon.user.uid} did not start within {START_S:g} s")
 
     def _give_up(self, place: _Place, problem: str) -> None:
-        """Kill a daemon that does not serve; its end is seen later."""
+        """Kill a daemon that does not serve; its end is handled later."""
         assert place.daemon is not None
         place.starts_until_s = float("inf")
         place.daemon.signal(signal.SIGKILL)
@@ -265,7 +265,7 @@ class AllUsers:
             place.problem, place.failed_at_s = problem, time.monotonic()
 
     def _let_go(self, place: _Place, visitor: Visitor) -> None:
-        """End the connection of somebody, whether they wait or not."""
+        """End a visitor's connection, whether they still wait or not."""
         if visitor in place.waiting:
             place.waiting.remove(visitor)
             self._selector.unregister(visitor)
@@ -278,7 +278,7 @@ class AllUsers:
         return ["--listen", self._policy.listen, "--curve-keys", str(keys)]
 
     def _look_after(self) -> None:
-        """A signal has come, perhaps of a daemon that ended."""
+        """Handle a signal, perhaps of a daemon that ended."""
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)
         for place in self._places.values():
@@ -286,7 +286,7 @@ class AllUsers:
         self._places = {uid: place for uid, place in self._places.items() if not place.is_empty}
 
     def _reap(self, place: _Place) -> None:
-        # One that starts is looked at by its descriptor.
+        # The descriptor of a starting daemon shows its end.
         if place.daemon is not None and place.starts_until_s == float("inf") and place.daemon.has_ended:
             _log.info("user %d: daemon %d has ended", place.daemon.user.uid, place.daemon.pid)
             place.daemon = None
@@ -330,7 +330,7 @@ def serve_all_users(runtime: Path, state: Path, policy: Policy, on_ready: Callab
 @contextlib.contextmanager
 def _signals(service: AllUsers) -> Iterator[None]:
     def nothing(*_: Any) -> None:
-        """The signal's byte wakes the loop, which looks."""
+        """Do nothing: the signal's byte wakes the loop, which does the work."""
 
     handlers: dict[int, Any] = {number: lambda *_: service.stop() for number in (signal.SIGTERM, signal.SIGINT)}
     handlers[signal.SIGCHLD] = nothing

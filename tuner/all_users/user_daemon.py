@@ -10,19 +10,19 @@ from .folders import Folders, User
 from .user_process import UserProcess
 
 SAFE_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS", "OPENBLAS_CORETYPE")
-"""What a user's daemon gets of the service's environment, which may hold secrets."""
+"""Variables of the service's environment that a user's daemon gets; others may have secrets."""
 
 
 class UserDaemon(UserProcess):
     """Starts at construction.
 
-    `ready_fd` can be read once the daemon serves (one byte), or has ended before (nothing).
+    `ready_fd` is readable once the daemon serves (one byte), or has ended before that (no byte).
 
     Args:
         options: further arguments of `zerotune daemon`.
 
     Raises:
-        OSError: there is no room for a process.
+        OSError: no process can be started.
     """
 
     def __init__(self, user: User, folders: Folders, options: Sequence[str]) -> None:
@@ -44,7 +44,7 @@ class UserDaemon(UserProcess):
             os.close(told)
 
     def is_ready(self) -> bool:
-        """Whether it serves; to be asked once, when `ready_fd` can be read, which is closed then."""
+        """Whether it serves; call it once, when `ready_fd` is readable; it closes the descriptor."""
         try:
             return bool(os.read(self.ready_fd, 1))
         except BlockingIOError:

@@ -1,7 +1,7 @@
-"""A process of a user's, started by root, which never waits for it.
+"""A user's process, started by root, which never waits for it.
 
-Whatever runs as a user, the user may stop or kill at any moment: also before the program runs in it, for which
-`subprocess.Popen` would wait. So it is forked here, and looked at by its process id and by what it says.
+A user may stop or kill their process at any moment, even before the program runs in it; `subprocess.Popen` would wait
+for that. So the process is forked here and watched through its process id and its output, without waiting.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Final
 from .folders import User
 
 CANNOT_RUN: Final = 126
-"""Exit code of a process that may not run the command."""
+"""Exit code of a process that cannot run the command."""
 _READ_BYTES: Final = 65_536
 _MAX_FILES: Final = 2**31 - 1
 
 
 class UserProcess:
-    """Starts at construction, in a session of its own, in `/`. It gets no descriptor of root's but those named here.
+    """Starts at construction, in a session of its own, in `/`. It inherits only the descriptors in the arguments.
 
     Args:
         output: descriptor of its standard output; None: it has none.
         keep: a further descriptor that it inherits.
-        log: file of the user's for its standard error, emptied by the user; None: it has none.
+        log: the user's file for its standard error, truncated as that user; None: it has none.
 
     Raises:
-        OSError: there is no room for a process.
+        OSError: no process can be started.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class UserProcess:
         log: Path | None = None,
     ) -> None:
         self.code: int | None = None
-        """Its exit code once its end was seen, negative for a signal."""
+        """Its exit code once it is known to have ended, negative for a signal."""
         self.pid = os.fork()
         if self.pid == 0:
             _become(user, command, environment, output, keep, log)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it runs no more; asking takes no time, and a zombie is none from then on."""
+        """Whether it has ended; this never waits, and reaps a zombie."""
         if self.code is None:
             with contextlib.suppress(ChildProcessError):
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -62,7 +62,7 @@ class UserProcess:
         return self.code is not None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; one that has ended gets none."""
+        """Send it a signal, unless it has ended."""
         if not self.has_ended:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -85,7 +85,7 @@ def _become(
         nothing = os.open(os.devnull, os.O_RDWR)
         for theirs, ours in ((0, nothing), (1, nothing if output is None else output), (2, nothing)):
             os.dup2(ours, theirs)
-        # Whoever may signal a process may take its descriptors, also those that root was started with.
+        # A user who may signal a process may take its descriptors, even those that root was started with.
         kept = 2 if keep is None else keep
         os.set_inheritable(kept, True)
         os.closerange(3, kept)
@@ -97,7 +97,7 @@ def _become(
         os.setuid(user.uid)  # from here on the user may stop it
         if log is not None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
-            with contextlib.suppress(OSError):  # of a disk that is full, say
+            with contextlib.suppress(OSError):  # for example, the disk is full
                 os.dup2(os.open(log, flags, 0o600), 2)
         try:
             os.execve(command[0], list(command), environment)
@@ -108,13 +108,13 @@ def _become(
 
 
 class _Heard:
-    """A process of a user's that is listened to; starts at construction.
+    """A user's process whose output is read; starts at construction.
 
     Args:
-        ends_at_s: by when it must have said all.
+        ends_at_s: time by which its output must have ended.
 
     Raises:
-        OSError: there is no room for a process.
+        OSError: no process can be started.
     """
 
     def __init__(self, user: User, command: Sequence[str], environment: Mapping[str, str], ends_at_s: float) -> None:
@@ -129,11 +129,11 @@ class _Heard:
             os.close(writing)
 
     def fileno(self) -> int:
-        """Can be read when it has said something, or will say no more."""
+        """A descriptor; it is readable once there is output, or output has ended."""
         return self._reading
 
     def end(self) -> None:
-        """Listen no more."""
+        """Stop reading."""
         os.close(self._reading)
         self._process.signal(signal.SIGKILL)
 
@@ -145,19 +145,19 @@ def outputs_of(
     max_bytes: int,
     at_once: int,
 ) -> dict[User, bytes]:
-    """What commands of several users say; of those that say too much or take too long, nothing.
+    """Outputs of commands of several users, without those that print too much or take too long.
 
-    Each has its own time, and its own place among those that run: no user's takes any of another's.
+    Each command has its own time limit, so no user's command delays or shortens another's.
 
     Args:
-        timeout_s: after which one that still runs is killed.
-        max_bytes: that one may say.
+        timeout_s: time after which a running command is killed.
+        max_bytes: longest output of one command.
 
     Returns:
         By user, the output of commands that ended by themselves.
 
     Raises:
-        OSError: there is no room for a process.
+        OSError: no process can be started.
     """
     said: dict[User, bytes] = {}
     waiting: list[tuple[User, Sequence[str]]] = list(commands.items())[::-1]

@@ -41,25 +41,25 @@ from ..scratch import ScratchFolder
 from .progress import Progress
 
 FABRIC = "few_sms_node"
-"""NCCL's own choice loses there."""
+"""A fabric on which NCCL's own choice is slow."""
 N_RANKS = 2
-N_STEPS = 400
+N_STEPS = 300
 LEAST_FREE_BYTES = 1 << 16
-"""With less a disk is full: logs end in the middle then, and do not tell."""
+"""With less free space the disk counts as full: logs are then incomplete and do not show it."""
 STALLS_AFTER_S = 300
-"""Without a step for so long a run is given up; a busy machine may take as long as it likes."""
+"""A run without a finished step for this long is given up; the whole run has no time limit."""
 _OUTPUTS = (
     "report.html",
     *(f"{name}.{kind}" for name in ("off", "on") for kind in ("json", "summary.json", "losses.jsonl", "log")),
 )
-"""What a run leaves beside traces and the store, which the next run starts from."""
+"""Files that a run leaves beside the traces and the store, which the next run starts from."""
 ENDING_TIMEOUT_S = 15
-"""torchrun gives its ranks time to leave."""
+"""Time for torchrun to end its ranks."""
 
 
 @dataclass(frozen=True)
 class DemoRun:
-    """One finished training run."""
+    """A finished training run."""
 
     label: str
     steps: list[dict[str, Any]]
@@ -68,7 +68,7 @@ class DemoRun:
     n_disagreements: int
     wall_s: float
     job_id: str = ""
-    """The daemon's name for it; empty where the agent was off."""
+    """The daemon's id of the run; empty if the agent was off."""
 
     def settled_us(self, field: str) -> float:
         """Median of `field` over the last quarter of the steps."""
@@ -79,14 +79,14 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
     """Train without and with the agent, print the comparison, and leave a report and a store.
 
     Args:
-        out: folder for `report.html`, `store.db`, traces and logs; made if need be.
+        out: folder for `report.html`, `store.db`, traces and logs; created if missing.
         fabric: name or path of a fabric file of the emulated NCCL.
 
     Raises:
-        UserError: `out` cannot be written, a run failed (the last line of its log is in the message), its ranks did
-            not reach the daemon, or the two runs have different losses.
+        UserError: `out` cannot be written, a run failed (the message has its log's last line), its ranks did not
+            reach the daemon, or the runs' losses differ.
     """
-    fabrics.load(fabric)  # a wrong name is told before anything is written
+    fabrics.load(fabric)  # report a wrong name before anything is written
     modelled = release(os.environ)
     make_writable(out)
     for old in _OUTPUTS:
@@ -128,10 +128,10 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
 
     report = out / "report.html"
     write_page(gather(store_path, job_id, [out / "off.json", out / "on.json"], [_traces(out)]), report)
-    of_store, of_traces = shlex.quote(str(store_path)), shlex.quote(str(_traces(out)))  # to be pasted into a shell
+    of_store, of_traces = shlex.quote(str(store_path)), shlex.quote(str(_traces(out)))  # for pasting into a shell
     console.print(
         f"report: {report}\nstore:  {store_path}  (try: zerotune explain --store {of_store})\n"
-        # Policies that learn from earlier jobs know of none here.
+        # Policies that learn from earlier jobs find none here.
         f"trace:  {_traces(out)}  (try: zerotune replay {of_traces} --store {of_store} --policy tuner --policy oracle)",
         soft_wrap=True,
     )
@@ -152,11 +152,11 @@ def _train(
     endpoint: str,
     check: Callable[[], None] | None = None,
 ) -> DemoRun:
-    """Train once; the agent is on if there is a daemon, which `check` sees to now and then."""
+    """Train once; the agent is on if there is a daemon, which `check` tests now and then."""
     name = "on" if check else "off"
     summary, losses, log = out / f"{name}.summary.json", out / f"{name}.losses.jsonl", out / f"{name}.log"
     command = [*python_with("zerotune.tuner.cli"), "launch", "--fabric", fabric, "--summary", str(summary)]
-    command += ["--endpoint", endpoint, "--no-daemon"]  # one that `launch` began would have another store
+    command += ["--endpoint", endpoint, "--no-daemon"]  # a daemon started by `launch` would have another store
     command += ["--agent", "--log-trace", str(_traces(out))] if check else ["--no-agent"]
     command.append("--")
     command += [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={N_RANKS}"]
@@ -176,7 +176,7 @@ def _train(
     ]
     began = time.monotonic()
     with log.open("wb") as output, Progress(console, f"training with the {label}", losses, n_steps) as progress:
-        # Emulated steps pass quickly: the agent reports more often, so that few steps are needed.
+        # Emulated steps are short: the agent reports more often, so that few steps suffice.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "ZEROTUNE_TICK_MS": "20"}
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
@@ -207,7 +207,7 @@ def _train(
 
 
 def _lost(daemon: subprocess.Popen[bytes], runtime: Path, out: Path) -> None:
-    """See that ranks can still reach the daemon."""
+    """Check that ranks can still reach the daemon."""
     if daemon.poll() is not None:
         raise UserError("the demo's daemon has ended, so nothing is tuned", f"see {out / 'daemon.log'}")
     if not (runtime / "daemon.sock").exists():
@@ -252,11 +252,11 @@ def _print_comparison(console: Console, off: DemoRun, on: DemoRun) -> None:
 
 
 def why_other(step_us: float, exposed_us: float) -> str:
-    """Why a step gains other than its exposed communication does; empty where the rest is less than a microsecond.
+    """Why a step's gain differs from that of its exposed communication; empty below a microsecond.
 
     Args:
-        step_us: that a step takes less.
-        exposed_us: that its exposed communication takes less.
+        step_us: time that a step saves.
+        exposed_us: time that its exposed communication saves.
     """
     rest_us = step_us - exposed_us
     if abs(rest_us) < 1.0:
@@ -269,10 +269,10 @@ def why_other(step_us: float, exposed_us: float) -> str:
 
 
 def print_decisions(console: Console, decisions: list[Decision], here: Medians, everywhere: Medians) -> None:
-    """Print what was decided for each key, beside what was measured.
+    """Print the decision for each key beside its measurements.
 
     Args:
-        everywhere: medians of all that the store has of the fabric.
+        everywhere: medians of all the store's measurements on the fabric.
     """
     table = Table("collective, phase", "message", "NCCL's own", "zerotune", title="Decisions, measured medians")
     settled = settled_decisions(decisions)
@@ -293,7 +293,7 @@ def _decided(decision: Decision, here: Medians, everywhere: Medians) -> tuple[st
 
 
 def _undecided(known: Mapping[Candidate, MeasuredSetting]) -> tuple[str, str]:
-    """Rows for settings that ran without a decision: a later run tries nothing where none was better."""
+    """Rows for settings that ran without a decision: a later run tries nothing if no setting was better."""
     own = known.get(BASELINE)
     return (f"{own.setting}\n{_us(own.median_us)}" if own else "unknown\n-"), "the same: nothing decided in this run"
 
@@ -321,11 +321,11 @@ def _print_checks(console: Console, off: DemoRun, on: DemoRun, n_explored: int, 
 
 
 def write_summaries(out: Path, fabric: str, off: DemoRun, on: DemoRun) -> None:
-    """Leave both runs in `out` as `zerotune report --summary` reads them, with their losses.
+    """Write both runs to `out` in the format of `zerotune report --summary`, with their losses.
 
     Args:
         out: folder for `off.json` and `on.json`.
-        fabric: name of the fabric that both ran on.
+        fabric: name of both runs' fabric.
         off: the run without the agent.
     """
     for name, run in (("off", off), ("on", on)):

@@ -18,7 +18,7 @@ LINES_IN_FILE: Final = 10
 
 
 class Progress:
-    """Prints a run's progress: a line that changes on a terminal, a line now and then into a file."""
+    """Prints a run's progress: one changing line on a terminal, or a line now and then into a file."""
 
     def __init__(self, console: Console, words: str, losses: Path, n_steps: int) -> None:
         self._console, self._words = console, words
@@ -42,7 +42,7 @@ class Progress:
             self._status.stop()
 
     def wait(self, process: subprocess.Popen[bytes], stalls_after_s: float, check: Callable[[], None]) -> int:
-        """Show progress until the process ends, and call `check` now and then; the exit code.
+        """Show progress until the process ends, and call `check` now and then; return the exit code.
 
         Raises:
             TimeoutError: no step has ended for `stalls_after_s`.
@@ -61,7 +61,7 @@ class Progress:
 
     def _n_done(self) -> int:
         try:
-            return self._losses.read_bytes().count(b"\n")  # one line a step
+            return self._losses.read_bytes().count(b"\n")  # one line per step
         except FileNotFoundError:
             return 0
 

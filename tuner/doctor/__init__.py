@@ -1,1 +1,1 @@
-"""`zerotune doctor`: what on this machine would keep jobs from being tuned, and what to do about it."""
+"""`zerotune doctor`: finds what would prevent tuning on this machine, with remedies."""

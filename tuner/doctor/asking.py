@@ -1,4 +1,4 @@
-"""Runs a launcher with `zerotune doctor` as its command, and collects what the nodes answer within bounds."""
+"""Runs a launcher with `zerotune doctor` as its command, and collects the nodes' answers within limits."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from ...store.errors import UserError, printable, reason
 from .node import Fact
 
 TIME_LIMIT_S: Final = 180.0
-"""For the launcher's own start and all checks."""
+"""Time for the launcher's start and all checks."""
 GRACE_S: Final = 5.0
-"""A launcher that was told to end tells its tasks."""
+"""Time for a launcher to end its tasks after SIGTERM."""
 MAX_BYTES: Final = 64 * 2**20
-"""Of all answers; one has a few thousand."""
+"""Longest sum of all answers; one has a few thousand bytes."""
 MAX_LINE_BYTES: Final = 8192
 MAX_ERROR_BYTES: Final = 1000
-"""The end of what the launcher writes to stderr, where it names nodes that failed."""
+"""Most bytes kept of the end of the launcher's stderr, where it names failed nodes."""
 MAX_NODES: Final = 100_000
-"""Of an allocation that are counted."""
+"""Most nodes of an allocation that are counted."""
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What came back."""
+    """The answers of the nodes."""
 
     facts: tuple[Fact, ...]
     failure: str
-    """Of the launcher; empty: it ended well."""
+    """The launcher's failure; empty: it succeeded."""
     missing: tuple[str, ...]
-    """Nodes of the scheduler's allocation from which nothing came."""
+    """Nodes of the scheduler's allocation without an answer."""
 
 
 def ask(launcher: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str], limit_s: float) -> Asked:
-    """Run the launcher, and read the lines of facts among its output; whatever else is there is left out.
+    """Run the launcher, and read the lines of facts in its output; other lines are left out.
 
     Args:
         arguments: options of `zerotune doctor` on each node.
@@ -85,7 +85,7 @@ def ask(launcher: Sequence[str], arguments: Sequence[str], environment: Mapping[
 
 
 def _read(pipe: IO[bytes], into: bytearray, limit: int) -> None:
-    """Read all, so that nobody waits, and keep the first bytes up to `limit`; below zero: the last ones."""
+    """Read to the end, so that no writer blocks, and keep the first `limit` bytes; if negative, the last ones."""
     with contextlib.suppress(OSError, ValueError):
         while chunk := os.read(pipe.fileno(), 1 << 16):
             into += chunk if limit < 0 else chunk[: limit - len(into)]
@@ -94,7 +94,7 @@ def _read(pipe: IO[bytes], into: bytearray, limit: int) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the launcher, and whatever it left in its process group."""
+    """End the launcher and the other processes of its group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -105,7 +105,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _fact(line: bytes) -> Fact | None:
-    """A line's fact, behind whatever label the launcher puts before it."""
+    """A line's fact, after any label of the launcher."""
     begin = line.find(b'{"answer"')
     if begin < 0 or len(line) > MAX_LINE_BYTES:
         return None
@@ -117,7 +117,7 @@ def _fact(line: bytes) -> Fact | None:
 
 
 def _allocated(environment: Mapping[str, str]) -> list[str]:
-    """Nodes of Slurm's allocation, such as those of `n[01-03,7],login`; none where names are numbered twice."""
+    """Nodes of Slurm's allocation, such as `n[01-03,7],login`; none if names have two numbered parts."""
     text, found = environment.get("SLURM_JOB_NODELIST", ""), []
     if re.search(r"\][^,]", text):
         return []

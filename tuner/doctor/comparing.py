@@ -1,4 +1,4 @@
-"""Compares what nodes answered: one finding for each difference, and for each trouble that nodes have by themselves."""
+"""Compares nodes' answers: one finding for each difference between nodes, and for each problem of single nodes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .findings import Finding, Status, ok, problem, warning
 from .node import Fact
 
 MAX_NAMED: Final = 8
-"""Nodes in one line; the others are counted."""
+"""Most nodes named in one line; the others are counted."""
 STOPPING: Final = frozenset({"NCCL", "zerotune"})
-"""NCCL ends jobs whose ranks have several of its versions, and zerotune tunes none that have several of its own."""
+"""Software that must be equal on all nodes: with several versions NCCL ends jobs, and zerotune tunes none."""
 CHOOSING: Final = frozenset(
     f"NCCL_{name}"
     for name in (
@@ -23,13 +23,13 @@ CHOOSING: Final = frozenset(
         *("NET", "IB_DISABLE", "COLLNET_ENABLE", "NVLS_ENABLE", "PAT_ENABLE", "P2P_NET_CHUNKSIZE"),
     )
 )
-"""With these, ranks choose what does not fit together."""
+"""Variables with which ranks make choices that do not fit together."""
 
 Node = dict[tuple[str, str], Fact]
 
 
 def compare(asked: Asked) -> list[Finding]:
-    """What differs between the nodes, and what is wrong on some of them."""
+    """Differences between the nodes, and problems of some of them."""
     answers: dict[str, list[Fact]] = defaultdict(list)
     for fact in asked.facts:
         answers[fact.answer].append(fact)
@@ -104,7 +104,7 @@ def _of_variable(name: str, found: str) -> Finding:
 
 
 def _troubles(nodes: Mapping[str, Node]) -> Iterator[Finding]:
-    """What single nodes found of themselves, told once for all that found the same."""
+    """Findings of single nodes, one for all nodes with the same."""
     having: dict[tuple[str, Status, str, str], list[str]] = defaultdict(list)
     for label, node in nodes.items():
         for (kind, _), one in node.items():

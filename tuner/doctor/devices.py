@@ -1,4 +1,4 @@
-"""GPUs and RDMA adapters, as Linux tells of them below /sys: a machine without any has empty lists."""
+"""GPUs and RDMA adapters, from Linux's files below /sys; the lists are empty if there are none."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ...agent.machine.adapters import is_chosen
 from ...store.foreign.regular_file import begin_of
 
 MAX_BYTES: Final = 1 << 16
-"""That are read of a file."""
+"""Most bytes read of a file."""
 NVIDIA: Final = "0x10de"
 AMAZON: Final = "0x1d0f"
 DISPLAY, BRIDGE = ("0x0300", "0x0302"), "0x0604"
-"""How the class of a PCI device begins."""
+"""Beginnings of a PCI device's class."""
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -24,13 +24,13 @@ class Device(msgspec.Struct, frozen=True):
 
     name: str
     path: Path
-    """Below the folders of all PCI bridges that it hangs on; a virtual adapter has none."""
+    """Its folder, below the folders of its PCI bridges; a virtual adapter has no bridge."""
     numa_node: str
-    """Empty: unknown."""
+    """Its NUMA node; empty: unknown."""
 
 
 def text(path: Path) -> str:
-    """What a file says; empty: it is not there, or may not be read."""
+    """A file's text; empty: it does not exist, or cannot be read."""
     try:
         return begin_of(path, MAX_BYTES).decode(errors="replace").strip()
     except OSError:
@@ -48,17 +48,17 @@ def gpus(root: Path) -> list[Device]:
 
 
 def adapters(root: Path) -> list[Device]:
-    """RDMA adapters, EFA's among them, whether or not NCCL may use them."""
+    """RDMA adapters, including EFA, whether or not NCCL may use them."""
     return [_device(one.name, one / "device") for one in sorted((root / "sys/class/infiniband").glob("*"))]
 
 
 def is_efa(adapter: Device) -> bool:
-    """Whether it is an Elastic Fabric Adapter, which NCCL itself has no code for."""
+    """Whether it is an Elastic Fabric Adapter, which NCCL needs a plugin for."""
     return adapter.name.startswith("efa") or text(adapter.path / "vendor") == AMAZON
 
 
 def out_of_use(root: Path, adapter: Device, variables: Mapping[str, str]) -> str:
-    """Why NCCL leaves an adapter alone; empty: it does not."""
+    """Why NCCL does not use an adapter; empty: it may use it."""
     ports = sorted((root / "sys/class/infiniband" / adapter.name / "ports").glob("*"))
     active = [one for one in ports if text(one / "state").endswith("ACTIVE")]
     if not active:
@@ -73,7 +73,7 @@ def bridges(device: Device) -> list[Path]:
 
 
 def distance(one: Device, other: Device) -> int:
-    """0: below one root port; 1: on one NUMA node, as far as is known; 2: on two."""
+    """0: below one root port; 1: on one NUMA node, or unknown; 2: on two."""
     if set(bridges(one)) & set(bridges(other)):
         return 0
     return 2 if one.numa_node and other.numa_node and one.numa_node != other.numa_node else 1

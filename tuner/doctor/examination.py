@@ -1,4 +1,4 @@
-"""All checks, each within its time."""
+"""Runs all checks within a time limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import left_over, nccl, network, peer_to_peer, service, software
 from .findings import Check, Finding, Machine, Status, warning
 
 TIME_LIMIT_S: Final = 30.0
-"""For all checks together; they run side by side."""
+"""Time for all checks together; they run in parallel."""
 CHECKS: Final[dict[str, Check]] = {
     "python": software.python,
     "torch": software.torch,
@@ -34,20 +34,20 @@ CHECKS: Final[dict[str, Check]] = {
     "store": service.store,
     "keys": service.keys,
 }
-"""By code, in the order in which they are shown."""
+"""The checks by code, in the order of the output."""
 
 
 def examine(machine: Machine, *, limit_s: float = TIME_LIMIT_S) -> list[Finding]:
-    """What every check found; one that fails or takes too long is a finding, too."""
+    """The findings of all checks; a check that fails or takes too long is a finding, too."""
     found: dict[str, Finding | None] = {}
 
     def run(code: str, check: Check) -> None:
         try:
             found[code] = check(machine)
-        except Exception as error:  # a doctor that falls ill helps nobody
+        except Exception as error:  # a failing check must not hide the others' findings
             found[code] = warning(code, f"cannot be checked: {error!r}", "please report this")
 
-    # Nothing waits for these at exit: a driver or a disk that hangs cannot be interrupted.
+    # Daemon threads, since a driver or a disk that hangs cannot be interrupted and must not delay the exit.
     threads = [threading.Thread(target=run, args=one, daemon=True) for one in CHECKS.items()]
     for thread in threads:
         thread.start()

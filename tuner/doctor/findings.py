@@ -1,4 +1,4 @@
-"""What a check found."""
+"""Findings of checks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Status(enum.Enum):
 
     ok = "ok"
     warning = "warning"
-    """Tuning works, but not at its best; or it will work after a usual step, which the remedy names."""
+    """Tuning works, but less well than it could; or it will work after the usual step in the remedy."""
     problem = "problem"
-    """Nothing is tuned, or no job runs, until this is repaired."""
+    """No job is tuned, or no job runs, until this is repaired."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -34,27 +34,27 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What the checks are about: this machine, as a command with these options would use it."""
+    """The machine to check, as a command with these options would use it."""
 
     endpoint: str
     store_path: Path
     keys_dir: Path | None
     environment: Mapping[str, str]
     root: Path = Path("/")
-    """Below it are /sys, /proc and /etc."""
+    """The folder that contains /sys, /proc and /etc."""
 
     def nccl_variables(self) -> dict[str, str]:
-        """All of NCCL's variables in effect, from the environment or a file of NCCL's."""
+        """All NCCL variables in effect, from the environment or NCCL's configuration files."""
         return in_effect(self.environment, self.root / "etc/nccl.conf")
 
     def said(self, name: str) -> str:
-        """One of NCCL's variables as the user set it, and whether a file of NCCL's says it."""
+        """One NCCL variable as the user set it, with a note if NCCL's configuration files set it."""
         where = "" if name in self.environment else " (in ~/.nccl.conf or /etc/nccl.conf)"
         return f"{name}={self.nccl_variables()[name]}{where}"
 
 
 Check = Callable[[Machine], Finding | None]
-"""None: the machine has nothing that the check is about."""
+"""None: the check does not apply to the machine."""
 
 
 def ok(code: str, found: str) -> Finding:
@@ -63,29 +63,29 @@ def ok(code: str, found: str) -> Finding:
 
 
 def warning(code: str, found: str, remedy: str) -> Finding:
-    """A finding that leaves tuning at work, but not at its best.
+    """A finding with which tuning works, but less well than it could.
 
     Args:
-        found: what is there instead of what should be.
+        found: the actual state.
     """
     return Finding(code, Status.warning, found, remedy)
 
 
 def problem(code: str, found: str, remedy: str) -> Finding:
-    """A finding with which nothing is tuned.
+    """A finding with which no job is tuned.
 
     Args:
-        found: what is there instead of what should be.
+        found: the actual state.
     """
     return Finding(code, Status.problem, found, remedy)
 
 
 def of_error(code: str, error: UserError) -> Finding:
-    """A problem for which another part of zerotune would raise this error."""
+    """The problem behind an error that another part of zerotune would raise."""
     return problem(code, error.problem, error.remedy)
 
 
 def may_be_made(folder: Path) -> bool:
-    """Whether `folder` can be written or, where it is missing, created."""
+    """Whether `folder` can be written or, if missing, created."""
     there = next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)

@@ -1,4 +1,4 @@
-"""Checks of NCCL's variables that were written for another machine, or for a search of errors."""
+"""Checks of NCCL's variables that were set for another machine, or for debugging."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .findings import Finding, Machine, Status, problem, warning
 
 
 def interfaces(machine: Machine) -> Finding | None:
-    """Whether NCCL_SOCKET_IFNAME leaves NCCL an interface."""
+    """Whether NCCL_SOCKET_IFNAME matches an interface that NCCL can use."""
     choice = machine.nccl_variables().get("NCCL_SOCKET_IFNAME", "")
     here = [one for one in sorted((machine.root / "sys/class/net").glob("*")) if text(one / "operstate") != "down"]
     if not choice or not here or any(is_chosen(one.name, choice) for one in here):
@@ -22,7 +22,7 @@ def interfaces(machine: Machine) -> Finding | None:
 
 
 def nccl_files(machine: Machine) -> Finding | None:
-    """Whether the files are there that NCCL is to read; it goes on without a topology, and ends without a graph."""
+    """Whether the files exist that NCCL should read; it goes on without a topology, but ends without a graph."""
     variables = machine.nccl_variables()
     missing = [
         name

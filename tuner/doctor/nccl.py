@@ -1,4 +1,4 @@
-"""Checks of NCCL, of our plugin in it, and of other plugins that may take its place."""
+"""Checks of NCCL, our plugin, and other plugins that may take its place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .findings import Finding, Machine, of_error, ok, problem, warning
 from .probing import Probed, probe
 
 OLDEST_TIMED: Final = (2, 26)
-"""Older releases time the host's enqueue only, or nothing."""
+"""Oldest release that times kernels; older ones time only the host's enqueue, or nothing."""
 PIN_COST: Final = "on recorded machines 0 to 77 % of such settings took twice NCCL's own time or more"
 _LAYOUT: Final = "zerotune_layout_version"
 
@@ -38,13 +38,13 @@ def plugin(machine: Machine) -> Finding:
 
 
 def nccl(machine: Machine) -> Finding:
-    """The NCCL that training would load, and the newest plugin interfaces that it and our plugin have in common."""
+    """The NCCL that training would load, and the newest plugin interfaces that both it and our plugin have."""
     failures = []
     for origin, loaded in _probed(machine):
         if loaded.nccl_version:
             return _of_release(origin, loaded)
         failures.append(f"{origin}: {loaded.error or 'it has no ncclGetVersion'}")
-    if len(failures) > 1:  # more than that the loader knows none
+    if len(failures) > 1:  # besides the loader, which found none
         return problem("nccl", "; ".join(failures[:-1]), "install torch's own NCCL package anew")
     return warning(
         "nccl",
@@ -54,13 +54,13 @@ def nccl(machine: Machine) -> Finding:
 
 
 def nccl_version(machine: Machine) -> str:
-    """Of the NCCL that training would load; empty: there is none."""
+    """Version of the NCCL that training would load; empty: there is none."""
     codes = (loaded.nccl_version for _, loaded in _probed(machine))
     return next((".".join(map(str, _numbers(code))) for code in codes if code), "")
 
 
 def _probed(machine: Machine) -> Iterator[tuple[str, Probed]]:
-    """Each NCCL that training may load, and whose it is; the dynamic loader's own is the last."""
+    """Each NCCL that training may load, and its origin; the dynamic loader's own is last."""
     for origin, library in (*candidates(machine.environment), ("the system's", LIBRARY)):
         yield origin, probe(library)
 
@@ -85,7 +85,7 @@ def _of_release(origin: str, loaded: Probed) -> Finding:
 
 
 def other_plugins(machine: Machine) -> Finding:
-    """Other tuners and profilers, for which NCCL has one place each."""
+    """Other tuners and profilers; NCCL itself loads only one of each."""
     named = dict(others.others(machine.environment))
     found, wrong = [], []
     for kind, place, symbol in (
@@ -106,14 +106,14 @@ def other_plugins(machine: Machine) -> Finding:
 
 
 def _opened(kind: str, symbol: str, name: str) -> Probed:
-    """What NCCL would open as the plugin of this kind: by path, file name or short name; empty: by its own search."""
+    """The plugin of this kind that NCCL would open: by path, file name or short name; empty: by its own search."""
     candidates = (name, f"libnccl-{kind}-{name}.so") if name else (f"libnccl-{kind}.so",)
     probed = [probe(each, *(f"{symbol}_v{version}" for version in range(1, 8))) for each in candidates]
     return next((each for each in probed if each.path), probed[0])
 
 
 def pins(machine: Machine) -> Finding:
-    """What the user's own settings leave NCCL to choose from."""
+    """The choices that the user's own settings leave to NCCL."""
     variables = machine.nccl_variables()
     pinned = [name for name in pinning.PINNING if variables.get(name)]
     if not pinned:

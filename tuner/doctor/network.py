@@ -1,4 +1,4 @@
-"""Check of the network: whether NCCL would talk TCP although faster adapters are here."""
+"""Check of the network: whether NCCL would use TCP although there are faster adapters."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from .findings import Finding, Machine, ok, problem, warning
 from .probing import probe
 
 VERBS = ("libibverbs.so", "libibverbs.so.1")
-"""What NCCL opens for InfiniBand and RoCE."""
+"""Libraries that NCCL opens for InfiniBand and RoCE."""
 
 
 def network(machine: Machine) -> Finding | None:
-    """What NCCL would use between nodes."""
+    """The network that NCCL would use between nodes."""
     root, variables = machine.root, machine.nccl_variables()
     if not gpus(root):
         return None
@@ -44,7 +44,7 @@ def network(machine: Machine) -> Finding | None:
 
 
 def _of_plugin(here: str, named: str) -> Finding:
-    """EFA and Slingshot, for which NCCL needs a plugin that speaks libfabric."""
+    """The finding for EFA and Slingshot, for which NCCL needs a libfabric plugin."""
     if named.lower() == "none":
         found = f"NCCL_NET_PLUGIN={named} makes NCCL use TCP, though {here} is here"
         return warning("network", found, "unset NCCL_NET_PLUGIN")

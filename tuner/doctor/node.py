@@ -1,4 +1,4 @@
-"""What one node answers: a JSON line for each fact, short enough that launchers pass it on as a whole."""
+"""One node's answer: a JSON line for each fact, short enough that launchers do not cut it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .findings import Machine, Status
 from .software import gpus_and_driver
 
 MAX_CHARACTERS: Final = 380
-"""Of a value or a remedy: Slurm cuts lines of more than 1,024 bytes."""
+"""Longest value or remedy: Slurm cuts lines of more than 1,024 bytes."""
 
 
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of an answer."""
 
     answer: str
-    """Drawn at random: two answers may come from one node."""
+    """A random id of the answer, since two answers may come from one node."""
     node: str
     kind: Literal["start", "version", "variable", "hardware", "finding", "end"]
     name: str
@@ -37,7 +37,7 @@ class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def facts(machine: Machine) -> Iterator[Fact]:
-    """All that nodes are compared by; `end` says how many facts came before it."""
+    """All facts by which nodes are compared; the last one, `end`, counts the others."""
     answer = secrets.token_hex(4)
     node = (machine.environment.get("SLURMD_NODENAME") or platform.node())[:100]
     yield Fact(answer, node, "start", "", "")
@@ -50,7 +50,7 @@ def facts(machine: Machine) -> Iterator[Fact]:
 
 
 def _found(machine: Machine) -> Iterator[Fact]:
-    """Without the answer's and the node's names."""
+    """The facts without the names of the answer and the node."""
     gpus, driver = _gpus_and_driver()
     versions = {
         "zerotune": _installed("zerotune"),
@@ -81,5 +81,5 @@ def _installed(name: str) -> str:
 def _gpus_and_driver() -> tuple[str, str]:
     try:
         return gpus_and_driver()
-    except Exception:  # whatever NVML raises where there is no driver
+    except Exception:  # NVML may raise anything without a driver
         return "", ""

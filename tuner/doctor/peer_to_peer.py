@@ -1,4 +1,4 @@
-"""Checks of the way between GPUs and network adapters: what makes data take the detour through the host."""
+"""Checks of the path between GPUs and network adapters: finds detours through the host."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ PEER_MEMORY: Final = (
     "sys/kernel/mm/memory_peers/nv_mem/version",
     "sys/kernel/mm/memory_peers/nv_mem_nc/version",
 )
-"""NCCL looks for these."""
+"""Modules that NCCL looks for."""
 OLDEST_DMA_BUF: Final = (5, 12)
-"""The Linux that can give an adapter a GPU's memory without a module of NVIDIA's between them."""
+"""Oldest Linux that gives an adapter access to a GPU's memory without an NVIDIA module."""
 MAX_CONFIG_BYTES: Final = 4096
 EXTENDED: Final = 0x100
-"""Where the extended capabilities begin in a device's configuration; only root may read that far."""
+"""Offset of the extended capabilities in a device's configuration; only root may read them."""
 ACS: Final = 0x000D
 REDIRECTS: Final = 0b1100
-"""Bits of the control register: requests and completions between peers go up to the root complex."""
+"""Bits of the control register that redirect requests and completions between peers to the root complex."""
 
 
 def gpudirect(machine: Machine) -> Finding | None:
-    """Whether adapters can read and write GPU memory. EFA and Slingshot have ways of their own."""
+    """Whether adapters can read and write GPU memory. EFA and Slingshot have other mechanisms."""
     root, variables = machine.root, machine.nccl_variables()
     used = [one for one in adapters(root) if not is_efa(one) and not out_of_use(root, one, variables)]
     if not gpus(root) or not used:
@@ -41,7 +41,7 @@ def gpudirect(machine: Machine) -> Finding | None:
         return ok("gpudirect", "nvidia_peermem is loaded")
     driver = text(root / "proc/driver/nvidia/version")
     if not driver:
-        return None  # as in containers that hide it: nobody knows
+        return None  # unknown, as in containers that hide it
     release = re.match(r"(\d+)\.(\d+)", text(root / "proc/sys/kernel/osrelease"))
     has_dma_buf = "Open Kernel Module" in driver and release and tuple(map(int, release.groups())) >= OLDEST_DMA_BUF
     if has_dma_buf and variables.get("NCCL_DMABUF_ENABLE") != "0":
@@ -52,7 +52,7 @@ def gpudirect(machine: Machine) -> Finding | None:
 
 
 def acs(machine: Machine) -> Finding | None:
-    """Whether PCIe switches send what goes from peer to peer through the root complex (Access Control Services)."""
+    """Whether PCIe switches send traffic between peers through the root complex (Access Control Services)."""
     peers = _peers(machine)
     controls = {port: _acs_control(port) for port in _switch_ports(peers)}
     if all(control is None for control in controls.values()):
@@ -64,7 +64,7 @@ def acs(machine: Machine) -> Finding | None:
 
 
 def iommu(machine: Machine) -> Finding | None:
-    """Whether an IOMMU of x86 translates what GPUs and adapters send each other."""
+    """Whether an x86 IOMMU translates addresses between GPUs and adapters."""
     root, peers = machine.root, _peers(machine)
     units = [one.name for one in (root / "sys/class/iommu").glob("*") if one.name.startswith(("dmar", "ivhd"))]
     if not peers or not units:
@@ -80,7 +80,7 @@ def iommu(machine: Machine) -> Finding | None:
 
 
 def nearest_adapter(machine: Machine) -> Finding | None:
-    """Whether each GPU may use the adapter that is nearest to it."""
+    """Whether each GPU may use its nearest adapter."""
     root, variables = machine.root, machine.nccl_variables()
     far: dict[str, list[str]] = {}
     every = {one: out_of_use(root, one, variables) for one in adapters(root)}
@@ -99,7 +99,7 @@ def nearest_adapter(machine: Machine) -> Finding | None:
 
 
 def _peers(machine: Machine) -> list[Device]:
-    """GPUs, and adapters on PCI, if they can be each other's peers; on a virtual machine the host decides."""
+    """GPUs and PCI adapters that can be peers; none on a virtual machine, where the host decides."""
     found = gpus(machine.root)
     if not found or re.search(r"^flags\b.*\bhypervisor\b", text(machine.root / "proc/cpuinfo"), re.MULTILINE):
         return []
@@ -116,7 +116,7 @@ def _switch_ports(peers: list[Device]) -> Iterator[Path]:
 
 
 def _acs_control(port: Path) -> int | None:
-    """The control register of a port's ACS; 0: it has none; None: it may not be read."""
+    """The control register of a port's ACS; 0: it has none; None: it cannot be read."""
     try:
         config = begin_of(port / "config", MAX_CONFIG_BYTES)
     except OSError:

@@ -1,4 +1,4 @@
-"""Loads a shared library in a process of its own: one that crashes or hangs does no harm here."""
+"""Loads a shared library in another process, so that a crash or hang does no harm here."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ print(json.dumps(found))
 
 
 class Probed(msgspec.Struct, frozen=True):
-    """What loading a library showed."""
+    """The result of loading a library."""
 
     path: str = ""
-    """Where the dynamic loader found it; empty where it was not loaded."""
+    """Where the dynamic loader found it; empty if it was not loaded."""
     symbols: tuple[str, ...] = ()
-    """Those that were asked for and are there."""
+    """The requested symbols that it has."""
     nccl_version: int = 0
-    """What ncclGetVersion returns; 0 where there is no such function."""
+    """The result of ncclGetVersion; 0 without that function."""
     error: str = ""
 
 

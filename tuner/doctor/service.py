@@ -27,7 +27,7 @@ OTHERS: Final = 0o077
 
 
 def runtime_folder(machine: Machine) -> Finding:
-    """The folder of the daemon's socket: this user's own, and closed to others."""
+    """Whether the folder of the daemon's socket belongs to this user alone."""
     folder = runtime_dir()
     try:
         os.close(open_socket_folder(folder))
@@ -43,7 +43,7 @@ def runtime_folder(machine: Machine) -> Finding:
 
 
 def _instead_of() -> str:
-    """What is said of the session's folder where that was passed over for another."""
+    """Text about the session's folder if another one is used instead."""
     session = os.environ.get("XDG_RUNTIME_DIR")
     if not session or os.environ.get("ZEROTUNE_RUNTIME_DIR") or is_private(Path(session)):
         return ""
@@ -75,7 +75,7 @@ def daemon(machine: Machine) -> Finding:
 
 
 def store(machine: Machine) -> Finding:
-    """Whether the store opens, what it holds, and the room on its disk."""
+    """Whether the store opens, its contents, and the free space on its disk."""
     path = machine.store_path
     if not path.exists():
         if may_be_made(path.parent):
@@ -107,7 +107,7 @@ def _with_room(path: Path, found: str) -> Finding:
 
 
 def keys(machine: Machine) -> Finding:
-    """The keys for tcp:// addresses, where any are named."""
+    """The keys for tcp:// addresses, if a folder is given."""
     folder = machine.keys_dir
     if folder is None:
         if machine.endpoint.startswith("tcp://"):

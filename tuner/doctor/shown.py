@@ -1,4 +1,4 @@
-"""What `zerotune doctor` prints."""
+"""The output of `zerotune doctor`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STYLES: Final = {Status.ok: "green", Status.warning: "yellow", Status.problem: "
 
 
 def render(findings: Sequence[Finding], console: Console) -> None:
-    """Print one line for each check, with the remedy below what was found."""
+    """Print one line for each check, with the remedy below the finding."""
     table = Table("check", "status", "found, and what to do", box=None)
     for one in findings:
         words = escape(one.found) + (f"\n[bold]{escape(one.remedy)}[/]" if one.remedy else "")

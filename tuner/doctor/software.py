@@ -16,7 +16,7 @@ OLDEST_TORCH: Final = (2, 6)
 
 
 def python(machine: Machine) -> Finding:
-    """The Python that runs this, which should be the one that trains."""
+    """The Python that runs this; training should use the same one."""
     found = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info[:2] > NEWEST_PYTHON:
         newest = ".".join(map(str, NEWEST_PYTHON))
@@ -27,7 +27,7 @@ def python(machine: Machine) -> Finding:
 
 
 def torch(machine: Machine) -> Finding:
-    """The torch of this environment, by its metadata: loading it takes seconds."""
+    """This environment's torch, by its metadata, since loading it takes seconds."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -41,7 +41,7 @@ def torch(machine: Machine) -> Finding:
 
 
 def compiler(machine: Machine) -> Finding:
-    """The C compiler; needed only where no built plugin is there, and by the emulated NCCL."""
+    """The C compiler; needed only without a built plugin, and for the emulated NCCL."""
     try:
         return ok("compiler", " ".join(PLUGIN.compiler()))
     except PluginError as error:
@@ -59,14 +59,14 @@ def gpu(machine: Machine) -> Finding:
         names, driver = gpus_and_driver()
     except ImportError:
         return warning("gpu", "unknown: the Python package nvidia-ml-py is missing", "install nvidia-ml-py")
-    except Exception as error:  # whatever this binding raises where there is no driver
+    except Exception as error:  # this binding may raise anything without a driver
         found = f"none ({error})" if str(error) else "none"
         return ok("gpu", f"{found}: train on the emulated NCCL with `zerotune launch --fabric NAME`")
     return ok("gpu", f"{names or 'none'}, driver {driver}")
 
 
 def gpus_and_driver() -> tuple[str, str]:
-    """The GPUs, such as `8 x NVIDIA H100`, and the driver's version. Raises whatever NVML raises without a driver."""
+    """The GPUs, such as `8 x NVIDIA H100`, and the driver's version. Raises NVML's errors without a driver."""
     import pynvml
 
     pynvml.nvmlInit()

@@ -1,5 +1,5 @@
-"""Which environment variables of NCCL and its network plugins a job tries next, and what earlier jobs have proven.
+"""Chooses which environment variables of NCCL and its network plugins a job tries next, and keeps proven ones.
 
-From one start of a job to the next one change is tried, and jobs are compared by the time of their steps. Nothing here
-starts a job, looks at a clock or keeps anything: the history of jobs comes in, the next job's change goes out.
+Each start of a job tries one change, and jobs are compared by their step times. This package starts no job, reads no
+clock and stores nothing: the history of jobs comes in, the next job's change goes out.
 """

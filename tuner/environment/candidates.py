@@ -1,8 +1,8 @@
-"""Changes of the environment that are worth trying: a curated list, and the reader of a user's own.
+"""Changes of the environment that are worth trying: a curated list, and the reader of a user's own list.
 
-None changes what a job computes, whom it talks to, or what code is loaded. As between two releases of NCCL, numbers may
-be summed up in another order. Names, defaults and releases are those of NCCL's, libfabric's and the OFI plugin's
-documentation and sources.
+No change affects what a job computes, its peers, or which code it loads. The order of sums may change, as between two
+releases of NCCL. Names, defaults and releases are from the documentation and sources of NCCL, libfabric and the OFI
+plugin.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Place(Enum):
-    """Where a variable does anything."""
+    """Machines and jobs on which a variable has an effect."""
 
     anywhere = "any job"
     nodes = "jobs of several nodes"
@@ -50,11 +50,11 @@ class Offer(msgspec.Struct, frozen=True):
 
     variable: str
     values: tuple[str, ...]
-    """To be tried in this order; the default is none of them."""
+    """Values in the order of trials, without the default."""
     effect: str
-    """What it does, in a sentence."""
+    """Its effect, in a sentence."""
     since: int
-    """NCCL's release that first knew it, as NCCL encodes it (21801 for 2.18.1); 0: it is another library's."""
+    """The first NCCL release with it, as NCCL encodes it (21801 for 2.18.1); 0: another library has it."""
     place: Place
 
 
@@ -85,11 +85,11 @@ OFFERS: Final = (
     Offer("NCCL_NTHREADS", ("256", "128"), "Sets the GPU threads of each block (512).", 2305, Place.anywhere),
     Offer("NCCL_SHM_DISABLE", ("1",), "Goes around shared memory between GPUs of a node.", 2305, Place.pcie),
 )
-"""In the order in which they should be tried: recordings say that most lies in how a network is reached."""
+"""In the order of trials: by recordings, variables of the network matter most."""
 
 SHAPE: Final = re.compile(r"([A-Za-z_]\w*)=([!-~]+)", re.ASCII)
 MOST_BYTES: Final = 1 << 20
-"""Of a list of candidates."""
+"""Longest file with a list of candidates."""
 
 
 def candidates_for(
@@ -98,12 +98,12 @@ def candidates_for(
     is_multi_node: bool,
     set_by_user: Collection[str],
 ) -> list[Candidate]:
-    """The curated changes for a machine, in the order in which they should be tried: a variable's second value last.
+    """The curated changes for a machine in the order of trials: second values of variables come last.
 
     Args:
-        hardware: the description that goes with a fabric_id.
+        hardware: the description that belongs to a fabric_id.
         nccl_version: as NCCL encodes it; 0: no NCCL.
-        set_by_user: names of variables, which are left alone.
+        set_by_user: names of variables that must not change.
     """
     places = set(_places(hardware, is_multi_node))
     offers = [
@@ -115,7 +115,7 @@ def candidates_for(
 
 
 def effect_of(candidate: Candidate) -> str:
-    """What a change does, in a sentence; empty for one that is not in the list."""
+    """The effect of a change, in a sentence; empty if it is not in the curated list."""
     return next(
         (one.effect for one in OFFERS if one.variable == candidate.variable and candidate.value in one.values), ""
     )
@@ -124,7 +124,7 @@ def effect_of(candidate: Candidate) -> str:
 def _places(hardware: Mapping[str, str | int | float | bool], is_multi_node: bool) -> Iterator[Place]:
     yield Place.anywhere
     known = {name: value for name, value in hardware.items() if isinstance(value, int | float)}
-    if known.get("n_nvlinks", 0) > 0 or known.get("type_intra") == 1:  # the latter of an emulated machine
+    if known.get("n_nvlinks", 0) > 0 or known.get("type_intra") == 1:  # the latter for an emulated machine
         if known.get("compute_capability", 0) >= 90:
             yield Place.nvls
     elif known.keys() & {"n_nvlinks", "type_intra"}:
@@ -135,8 +135,8 @@ def _places(hardware: Mapping[str, str | int | float | bool], is_multi_node: boo
 
 
 def _networks(adapters: str, forced: str) -> Iterator[Place]:
-    """By what Linux tells of the adapters, see `agent/machine/adapters.py`: rates of RDMA are in Gb/sec."""
-    if "Unknown" in adapters:  # Linux knows no link layer of EFA
+    """Kinds of networks, from Linux's description of the adapters in `agent/machine/adapters.py`; RDMA has Gb/sec."""
+    if "Unknown" in adapters:  # Linux's link layer of EFA
         yield Place.efa
     elif "libfabric" in forced or "ofi" in forced:
         yield Place.slingshot
@@ -149,10 +149,10 @@ def _networks(adapters: str, forced: str) -> Iterator[Place]:
 
 
 def read_candidates(path: Path) -> list[Candidate]:
-    """A user's list: a `NAME=VALUE` a line; what follows `#` is a comment.
+    """A user's list: one `NAME=VALUE` in each line; `#` begins a comment.
 
     Raises:
-        UserError: it cannot be read, or the line that is named is none, or must not be tried.
+        UserError: it cannot be read, or a line is no `NAME=VALUE`, or must not be tried.
     """
     try:
         with path.open("rb") as file:

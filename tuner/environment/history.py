@@ -1,4 +1,4 @@
-"""Starts of one training as the store remembers them, as the policy wants them."""
+"""Reads the starts of one training from the store, for the policy."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ if TYPE_CHECKING:
     from ...store.sqlite.database import Store
 
 FEW_STEPS: Final = 8
-"""A job that vanished after fewer hung or died in its first steps, and of none that short the time is known."""
+"""A job that vanished after fewer steps hung or died at its start; so short a job has no step time."""
 EARLY_SHARE: Final = 0.5
-"""A job that vanished after a smaller share of the usual number of steps ended early."""
+"""A job that vanished before this share of the usual number of steps ended early."""
 WARM_UP_STEPS: Final = 4
-"""The first steps also connect, compile and allocate."""
+"""First steps that are left out, since they also connect, compile and allocate."""
 LEAST_OWN_STEPS: Final = 8
-"""With fewer steps of NCCL's own choice after these a start tells nothing."""
+"""Least steps with NCCL's own choice after these for a start to count."""
 INTERRUPTED: Final = ("KeyboardInterrupt", "SystemExit")
-"""The user's own wish."""
+"""Exceptions by which the user ended a job."""
 ROBUST_STD: Final = 1.4826
-"""Standard deviation of a normal quantity by its median absolute deviation."""
+"""Ratio of a normal quantity's standard deviation to its median absolute deviation."""
 
 
 class History(NamedTuple):
-    """Of one training on one machine, the oldest first."""
+    """The starts of one training on one machine, oldest first."""
 
     jobs: list[JobResult]
     job_ids: list[str]
     hardware: Facts
-    """What the machine is; empty: no job has told yet."""
+    """The machine's description; empty: no job has reported it yet."""
     is_multi_node: bool
 
 
 def training_id(command: Sequence[str], name: str | None) -> str:
-    """What all starts of the same training have in common: the name that they were given, else the command itself."""
+    """The id of a training, the same for all its starts: its name, or else its command."""
     words = ["name", name] if name else ["command", *command]
     return hashlib.sha256(json.dumps(words).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def history(store: Store, training: str) -> History:
-    """What became of the starts of a training on the machine on which a rank of it reported last."""
+    """The results of a training's starts on the machine of its last report."""
     mine = [job for job in store.jobs() if training and job.training == training]
     fabrics = store.fabrics()
     hardware = next((hardware_of(fabrics.get(job.fabric_id, {})) for job in mine[::-1] if job.fabric_id), {})
@@ -64,7 +64,7 @@ def history(store: Store, training: str) -> History:
 
 def _n_nodes(job: JobRecord, facts: Facts) -> int:
     per_node, n_nodes = facts.get("ranks_per_node"), facts.get("n_nodes")
-    if isinstance(per_node, int) and per_node > 0:  # an emulated machine's
+    if isinstance(per_node, int) and per_node > 0:  # an emulated machine
         return -(-job.n_ranks // per_node)
     return n_nodes if isinstance(n_nodes, int) else 1
 
@@ -73,7 +73,7 @@ def _result(store: Store, job: JobRecord, early: float, *, is_last: bool) -> Job
     found = store.steps(job.job_id)
     timed = [one for one in found if one.is_whole and 0.0 < one.duration_us < math.inf]
     own_epochs = {0, *(one.epoch for one in store.decisions(job_id=job.job_id) if one.is_control)}
-    # What else runs differs from start to start by what is known of calls: NCCL's own choice does not.
+    # Compare steps with NCCL's own choice: other settings differ between starts, as knowledge of calls grows.
     own = [one for one in timed if one.epoch in own_epochs and one.step >= WARM_UP_STEPS]
     settled = np.log([one.duration_us for one in own])
     level = float(np.median(settled)) if len(settled) else math.nan
@@ -84,7 +84,7 @@ def _result(store: Store, job: JobRecord, early: float, *, is_last: bool) -> Job
 
 
 def _outcome(job: JobRecord, n_steps: int, early: float, *, is_last: bool) -> Outcome:
-    if job.ended_at_s is None and not job.is_lost:  # it runs, or did not get as far as to greet a daemon
+    if job.ended_at_s is None and not job.is_lost:  # it still runs, or never greeted a daemon
         return Outcome.unknown if is_last or n_steps >= FEW_STEPS else Outcome.failed
     if job.failure.partition(": ")[2] in INTERRUPTED:
         return Outcome.ended

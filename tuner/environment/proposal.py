@@ -1,4 +1,4 @@
-"""What the next start of a training runs with: for `zerotune launch --tune-environment`."""
+"""Proposes the variables of a training's next start, for `zerotune launch --tune-environment`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .trials import Outcome, kept, next_job
 
 
 class Proposal(NamedTuple):
-    """For one start."""
+    """The variables of one start, and the reason."""
 
     training: str
     variables: str
-    """`NAME=VALUE` with spaces between; empty: the usual."""
+    """`NAME=VALUE` separated by spaces; empty: the usual environment."""
     why: str
 
 
@@ -29,12 +29,12 @@ def propose(
     own: Sequence[Candidate] | None,
     environment: Mapping[str, str],
 ) -> Proposal:
-    """What this start runs with; the first one of a training with the usual.
+    """The variables of this start; a training's first start runs with the usual environment.
 
     Args:
-        name: the job's, which all its starts share; None: they share the command.
-        own: the user's list, in the place of the curated one.
-        environment: of the launch; what it sets stays as it is.
+        name: the job's name, which all its starts share; None: they share the command.
+        own: the user's list, in place of the curated one.
+        environment: environment of the launch; its variables do not change.
 
     Raises:
         StoreError: the store cannot be read.
@@ -55,11 +55,11 @@ def propose(
 
 
 def candidates(known: History, taken: Mapping[str, str], own: Sequence[Candidate] | None = None) -> list[Candidate]:
-    """What may be tried on the machine that the history is of, the most promising first.
+    """The changes that may be tried on the history's machine, the most promising first.
 
     Args:
-        taken: what is set already, which is left alone.
-        own: the user's list in the place of the curated one.
+        taken: variables that are set already; they do not change.
+        own: the user's list, in place of the curated one.
     """
     if own is not None:
         return [one for one in own if one.variable not in taken]
@@ -67,9 +67,9 @@ def candidates(known: History, taken: Mapping[str, str], own: Sequence[Candidate
 
 
 def nccl_of(hardware: Mapping[str, str | int | float | bool]) -> int:
-    """NCCL's version as NCCL encodes it, of a machine's description; 0: unknown."""
+    """NCCL's version in a machine's description, as NCCL encodes it; 0: unknown."""
     said = hardware.get("nccl_version", 0)
-    if isinstance(said, str):  # as an emulated machine writes it
+    if isinstance(said, str):  # an emulated machine writes text
         parts = [int(part) for part in said.split(".")[:3] if part.isdecimal()]
         major, minor, patch = (*parts, 0, 0, 0)[:3]
         return major * 10000 + minor * 100 + patch

@@ -1,4 +1,4 @@
-"""What was tried of a training's environment, what it gave, and what would be tried next, for people."""
+"""Shows the trials of a training's environment, their results, and the next trial."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def known(store_file: Path, job: str | None) -> History:
-    """All starts of the training that a job is one of; of the newest such one if `job` is None.
+    """All starts of a job's training; of the newest such training if `job` is None.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such job.
     """
     with Store.open(store_file, read_only=True) as store:
         newest_first = [one for one in store.jobs()[::-1] if one.training]
@@ -41,7 +41,7 @@ def known(store_file: Path, job: str | None) -> History:
 
 
 def document(found: History) -> dict[str, Any]:
-    """Everything as JSON: kept variables, findings, what comes next."""
+    """Everything as JSON: kept variables, findings, the next trial."""
     choice = next_job(found.jobs, candidates(found, in_effect(os.environ)))
     return {
         "kept": kept(found.jobs),
@@ -67,7 +67,7 @@ def document(found: History) -> dict[str, Any]:
 
 
 def render(found: History, console: Console) -> None:
-    """A table of changes, and what is kept and comes next."""
+    """Print a table of changes, the kept variables and the next trial."""
     from rich.table import Table
 
     said = document(found)
@@ -87,7 +87,7 @@ def render(found: History, console: Console) -> None:
 
 
 def render_advice(found: History, console: Console) -> None:
-    """What may be tried on that machine, the most promising first, and what each variable does."""
+    """Print the changes that may be tried on that machine, the most promising first, and their effects."""
     offered = candidates(found, in_effect(os.environ))
     if not offered:
         console.print("nothing: no start of this training has told what its machine is, or you have set all of it")
@@ -96,10 +96,10 @@ def render_advice(found: History, console: Console) -> None:
 
 
 def export(store_file: Path, out: Path, job: str | None) -> list[str]:
-    """Write what is kept as lines that a shell can source; what was written, in a sentence.
+    """Write the kept variables as lines that a shell can source; return a sentence about it.
 
     Raises:
-        UserError: nothing is kept, or the file cannot be written.
+        UserError: no variable is kept, or the file cannot be written.
     """
     found = known(store_file, job)
     variables = kept(found.jobs).split()

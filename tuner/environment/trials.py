@@ -1,17 +1,17 @@
-"""Which change the next job runs under, from the step times of the jobs before it.
+"""Chooses the next job's change from the step times of earlier jobs.
 
-A job's log step time is a level, which wanders from day to day, plus the effects of the changes in force, plus what
-differs from job to job. A Kalman filter knows level and effects; by how much jobs differ is learned beside it (its
-scale is inverse gamma), so all doubt is Student's t. Of this follow the rules:
+A job's log step time is the sum of a level that drifts from day to day, the effects of the changes in force, and noise
+between jobs. A Kalman filter estimates level and effects. The noise is estimated, too (its variance is inverse gamma),
+so all posteriors are Student's t. The rules are:
 
-- One change at a time, on top of what is kept or instead of another value of its variable. The usual runs first, and
-  again after two trials.
-- The trial that promises most: the gain that is expected over `HORIZON_JOBS`, less the loss that is expected in it.
-- Trials may lose a share of the time of all jobs, or of as many as the horizon has. What was expected to be lost counts
-  as lost even where luck was better: else a job would go on until its luck ends, and lose a multiple.
-- A change is kept once its gain is certain at a level that, over all changes and all looks, adds up to `FALSE_SHARE`;
-  never after a single job. It is dropped if it turns out to be slower.
-- A job that failed under a change bans it for good.
+- Each job tries one change, in addition to kept ones or instead of another value of its variable. The usual environment
+  runs first, and again after two trials.
+- The best trial has the highest expected gain over `HORIZON_JOBS`, less its own expected loss.
+- Trials may lose a share of the time of all jobs, or of as many as the horizon has. The expected loss counts even if
+  the actual one was smaller: otherwise trials would go on until a large loss exceeds the share several times.
+- A change is kept once its gain is certain, but never after a single job. Error levels over all changes and looks sum
+  to `FALSE_SHARE`. A change is dropped if it turns out to be slower.
+- If a job fails under a change, the change is never tried again.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ HORIZON_JOBS: Final = 12
 LOSS_SHARE: Final = 0.02
 FALSE_SHARE: Final = 0.02
 TRIALS_IN_A_ROW: Final = 2
-"""Then the usual runs again: the level may have wandered."""
+"""After this many trials the usual environment runs again, since the level may have drifted."""
 MOST_SILENT: Final = 2
-"""A change under which so many jobs left no step time is tried no more."""
+"""After this many jobs without a step time, a change is no longer tried."""
 DAY_S: Final = 86400.0
 MOST_DAYS: Final = 365.0
 STEP_US: Final = (1.0, 1e12)
 MOST_STEPS, MOST_STD_LOG = 10**12, 10.0
-"""What is beyond was not measured."""
+"""Larger values are not measurements."""
 
 NOISE, NOISE_FREEDOM = 0.008, 4.0
-"""How far (log) jobs alike differ before any are known, and how many jobs this is worth: no recording tells."""
+"""Prior standard deviation (log) between equal jobs, and its weight in jobs; there are no recordings of it."""
 DRIFT_PER_DAY: Final = 0.005
-"""How far (log) the level wanders in a day, if jobs alike differ by `NOISE`."""
+"""Drift (log) of the level in a day, if equal jobs differ by `NOISE`."""
 PRIOR_GAIN, PRIOR_LOSS, PRIOR_TRIALS = 0.02, 0.15, 2.0
-"""What a change that nobody tried gains if it is kept and loses while it is tried, in shares of a step; and how many
-trials this is worth. Machines that are like recorded ones lose so much: half of the changes next to nothing, a few all
-the more (`benchmarks/lib/data/environment_family.py`).
+"""Prior gain of an untried change if it is kept, and its loss while it is tried, as shares of a step; and the prior's
+weight in trials. The loss is that of machines like recorded ones: half of the changes lose almost nothing, a few much
+(`benchmarks/lib/data/environment_family.py`).
 """
 
 
@@ -67,31 +67,31 @@ class JobResult(msgspec.Struct, frozen=True):
     """One job of a training on a machine."""
 
     change: str
-    """What was in force, apart by blanks; empty: the usual."""
+    """The variables in force, separated by spaces; empty: the usual environment."""
     step_us: float | None
     std_log: float
-    """Of its steps' log times."""
+    """Standard deviation of its steps' log times."""
     n_steps: int
     started_at_s: float
     outcome: Outcome
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What the next job runs under."""
+    """The next job's variables, and the reason."""
 
     change: str
     why: str
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What is known of one change."""
+    """The results of one change."""
 
     change: str
     gain_share: float
-    """Of step time; NaN while no job under it has been measured."""
+    """Gain as a share of step time; NaN before a job with it was measured."""
     low_share: float
     high_share: float
-    """With `low_share` the 90 % interval."""
+    """The 90 % interval is from `low_share` to this."""
     n_jobs: int
     is_banned: bool
     is_kept: bool
@@ -101,33 +101,33 @@ class Finding(msgspec.Struct, frozen=True):
 def next_job(
     history: Sequence[JobResult], candidates: Iterable[Candidate], loss_share: float = LOSS_SHARE
 ) -> Choice:
-    """What the next job runs under; the same for the same history and candidates.
+    """The next job's variables; equal for equal history and candidates.
 
     Args:
-        history: jobs of one training on one machine, the oldest first.
-        candidates: in the order in which they should be tried.
-        loss_share: of the time of jobs, that trials may lose.
+        history: jobs of one training on one machine, oldest first.
+        candidates: changes in the order of trials.
+        loss_share: share of jobs' time that trials may lose.
     """
     return _Evidence(history).choice([str(one) for one in candidates], loss_share)
 
 
 def kept(history: Sequence[JobResult]) -> str:
-    """What is proven and in force, apart by blanks."""
+    """The proven variables in force, separated by spaces."""
     return _Evidence(history).base
 
 
 def findings(history: Sequence[JobResult]) -> list[Finding]:
-    """What is known of each change that was ever in force, in the order of their first jobs."""
+    """The results of each change that was ever in force, in the order of their first jobs."""
     evidence = _Evidence(history)
     return [evidence.finding(change) for change in evidence.n_jobs]
 
 
 class _Evidence:
-    """What a history says, taken in job by job."""
+    """The evidence of a history, taken in job by job."""
 
     def __init__(self, history: Sequence[JobResult]) -> None:
         self.n_jobs: Counter[str] = Counter()
-        """Measured ones by change, in the order of their first jobs; 0: it failed before it was."""
+        """Measured jobs by change, in the order of their first jobs; 0: the job failed before a measurement."""
         self.banned: set[str] = set()
         self._kept: list[str] = []
         self._filter = KalmanFilter()
@@ -146,7 +146,7 @@ class _Evidence:
 
     @property
     def base(self) -> str:
-        """What is kept, as a job's change has it."""
+        """The kept variables, in the form of `JobResult.change`."""
         return _together(self._kept)
 
     def _take_in(self, job: JobResult) -> None:
@@ -197,7 +197,7 @@ class _Evidence:
         self._has_base |= not tried
 
     def _judge(self) -> None:
-        """Keep what is proven, in the place of another value of the same variable, and drop what became slower."""
+        """Keep proven changes, in place of another value of the same variable, and drop those that became slower."""
         self._kept = [one for one in self._kept if self._effect(one)[0] < 0.0]
         self._looked_at += [one for one, n_jobs in self.n_jobs.items() if n_jobs > 1 and one not in self._looked_at]
         for order, one in enumerate(self._looked_at, 1):
@@ -209,11 +209,11 @@ class _Evidence:
                     self._kept = self._with(one)
 
     def _replaced(self, change: str) -> list[str]:
-        """What is kept of the same variable."""
+        """The kept change of the same variable."""
         return [one for one in self._kept if _variable(one) == _variable(change)]
 
     def _with(self, change: str) -> list[str]:
-        """What is kept, with this change."""
+        """The kept changes with this one."""
         return [one for one in self._kept if _variable(one) != _variable(change)] + [change]
 
     def _design(self, changes: Iterable[str]) -> np.ndarray:
@@ -222,13 +222,13 @@ class _Evidence:
         return design
 
     def _effect(self, change: str, instead_of: Iterable[str] = ()) -> tuple[float, float]:
-        """Mean and scale (log) of what a change does to the step time, alone or against others."""
+        """Mean and scale (log) of a change's effect on the step time, alone or relative to others."""
         design = self._design([change]) - self._design(instead_of)
         mean, variance = self._filter.expected(design)
         return mean, math.sqrt(variance * self._surprises / self._freedom)
 
     def choice(self, candidates: Sequence[str], loss_share: float) -> Choice:
-        """What the next job runs under."""
+        """The next job's variables, and the reason."""
         if not self._has_base or self._trials_in_a_row >= TRIALS_IN_A_ROW:
             return Choice(self.base, "others are compared with it")
         closed = {*self.banned, *self._kept, *(one for one, n in self._silent.items() if n >= MOST_SILENT)}
@@ -246,7 +246,7 @@ class _Evidence:
         return Choice(_together(self._with(best)), why)
 
     def _promise(self, change: str) -> tuple[float, float]:
-        """What a trial is worth, and what it is expected to lose, in jobs' time."""
+        """The value of a trial and its expected loss, in jobs' time."""
         if not self.n_jobs[change]:
             n_trials = PRIOR_TRIALS + len(self._first_losses)
             loss = (PRIOR_TRIALS * PRIOR_LOSS + sum(self._first_losses)) / n_trials
@@ -293,7 +293,7 @@ def _together(changes: Iterable[str]) -> str:
 
 
 def _expected_above(mean: float, sd: float) -> float:
-    """Mean of a normal quantity where it is positive, counted as 0 where it is not."""
+    """Mean of the positive part of a normal quantity."""
     if sd <= 0.0:
         return max(0.0, mean)
     z = mean / sd

@@ -23,7 +23,7 @@ PADDING: Final = 0.02
 """Relative difference that padding makes between equal volumes."""
 MUCH_SMALLER: Final = 64
 SUMS_PER_BUCKET: Final = 1
-"""Least sums of activations per bucket. A unit sums in forward and in backward before it sends gradients, but buckets
+"""Least sums of activations per bucket. A unit sums in forward and in backward before it sends gradients. But buckets
 may be smaller than a unit, and a pipeline's first and last stage also send the embedding's gradients."""
 
 Groups = Mapping[int, Set[int]]

@@ -1,1 +1,1 @@
-"""What torch inductor is told of collectives' durations."""
+"""Gives measured durations of collectives to torch inductor."""

@@ -1,4 +1,4 @@
-"""What a node of a torch graph asks of NCCL."""
+"""The collective that a node of a torch graph starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLLECTIVES: Final = {
     "broadcast": Collective.broadcast,
     "broadcast_": Collective.broadcast,
 }
-"""By torch's name. Coalesced ones are several calls that NCCL may fuse, and no single measurement is theirs."""
+"""By torch's name. Coalesced ones are left out: NCCL may fuse their calls, so no single measurement applies."""
 
 
 class NodeCollective(NamedTuple):
@@ -27,13 +27,13 @@ class NodeCollective(NamedTuple):
 
     collective: Collective
     ranks: tuple[int, ...]
-    """Of the whole job, rising."""
+    """Ranks of the whole job, ascending."""
     message_bytes: int
-    """Total, as NCCL counts them."""
+    """NCCL's total size."""
 
 
 def collective_of(node: torch.fx.Node) -> NodeCollective | None:
-    """The collective that a node starts; None where it starts none that is known, or its size is open."""
+    """The collective that a node starts; None if it starts no known one, or its size is unknown."""
     from torch.distributed.distributed_c10d import _resolve_process_group, get_process_group_ranks
     from torch.fx.operator_schemas import normalize_function
 
@@ -47,16 +47,16 @@ def collective_of(node: torch.fx.Node) -> NodeCollective | None:
     if n_bytes is None or normalized is None:
         return None
     group = normalized.kwargs["group_name"]
-    if not isinstance(group, str):  # graphs compiled on one rank name the node that finds the group
+    if not isinstance(group, str):  # graphs compiled on one rank have a node that finds the group
         group = group.meta["val"].group_name
     ranks = tuple(sorted(get_process_group_ranks(_resolve_process_group(group))))
     if collective is Collective.reduce_scatter:
-        n_bytes *= len(ranks)  # its result is a shard
+        n_bytes *= len(ranks)  # the result is a shard
     return NodeCollective(collective, ranks, n_bytes)
 
 
 def _bytes_of(value: Any) -> int | None:
-    """Bytes of a tensor; symbolic sizes count with the hints that torch compiles for."""
+    """Bytes of a tensor; symbolic sizes count with torch's hints."""
     import torch
 
     if not isinstance(value, torch.Tensor):

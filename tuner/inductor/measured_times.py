@@ -1,4 +1,4 @@
-"""What collectives took, from the store, for sizes that a graph has."""
+"""Durations of collectives from the store, for the sizes in a graph."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..decided import proven_decisions
 from ..modeling.statistics import at_usual_level
 
 MAX_ROWS: Final = 200_000
-"""The newest measurements, which take about a second to read."""
+"""Most measurements, the newest; reading them takes about a second."""
 MAX_GAP: Final = 5.0
-"""Between sizes further apart than this factor NCCL may change its setting, and no time is told."""
+"""Between sizes further apart than this factor NCCL may change its setting, so there is no estimate."""
 STEP: Final = 1.05
-"""Times are kept in steps of this factor: inductor's cache compiles anew whenever one of them changes."""
+"""Times are rounded to steps of this factor, since inductor compiles anew whenever one changes."""
 PACKED_VERSION: Final = 1
 
 Place = tuple[int, int, int]
@@ -30,10 +30,10 @@ Place = tuple[int, int, int]
 
 
 class MeasuredTimes(msgspec.Struct, frozen=True):
-    """Microseconds by message bytes, sizes rising, of each collective on each shape of communicator.
+    """Microseconds by message bytes, sizes ascending, of each collective on each communicator class.
 
-    The times are those that the last rank to arrive saw, at the network's usual speed: waiting for late ranks is not in
-    them.
+    The times are those of the last rank to arrive, at the network's usual speed, so they do not include waiting for
+    late ranks.
     """
 
     curves: Mapping[Place, tuple[tuple[int, float], ...]] = {}
@@ -41,10 +41,10 @@ class MeasuredTimes(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_store(cls, path: Path | str, fabric_id: str) -> MeasuredTimes:
-        """What was measured on a fabric, of the setting that is in force at each size.
+        """Times measured on a fabric with the setting in force at each size.
 
-        That is the one that decisions of the last job proved, and NCCL's own choice where they proved none; trials of
-        others are left out.
+        That is the setting that the last job's decisions proved, or else NCCL's own choice; trials of other settings
+        are left out.
 
         Raises:
             StoreError: there is no store at `path`, or it cannot be read.
@@ -74,7 +74,7 @@ class MeasuredTimes(msgspec.Struct, frozen=True):
 
     @classmethod
     def unpack(cls, packed: bytes) -> MeasuredTimes:
-        """The inverse of `pack`; nothing is known where the bytes are not of this version."""
+        """The inverse of `pack`; empty if the bytes are of another version."""
         try:
             found = msgspec.msgpack.decode(packed, type=cls)
         except msgspec.DecodeError:
@@ -86,10 +86,10 @@ class MeasuredTimes(msgspec.Struct, frozen=True):
         return msgspec.msgpack.encode(self)
 
     def us(self, collective: Collective, communicator: CommunicatorClass, message_bytes: int) -> float | None:
-        """Microseconds of a collective, between measured sizes on a straight line of logs.
+        """Microseconds of a collective, by log-log interpolation between measured sizes.
 
         Returns:
-            The time; None outside of what was measured, or where the nearest sizes are more than MAX_GAP apart.
+            The time; None outside the measured sizes, or if the nearest ones are more than MAX_GAP apart.
         """
         curve = self.curves.get((int(collective), communicator.n_ranks, communicator.n_nodes), ())
         at = bisect.bisect_left(curve, (message_bytes, -math.inf))

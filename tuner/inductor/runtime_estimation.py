@@ -1,4 +1,4 @@
-"""torch inductor's `custom_runtime_estimation`: measured times where there are any, else torch's own."""
+"""torch inductor's `custom_runtime_estimation`: measured times if there are any, else torch's own."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ US_PER_MS: Final = 1000.0
 class RuntimeEstimation:
     """Called by inductor's overlap scheduling with each node of a graph; never raises.
 
-    It can be pickled, and is equal on all ranks: inductor's cache has it in its keys.
+    It can be pickled and is equal on all ranks, as it is part of the keys of inductor's cache.
 
     Args:
-        ranks_per_node: how ranks lie on nodes; 0: all on one.
+        ranks_per_node: ranks on each node; 0: all on one.
     """
 
     def __init__(self, times: MeasuredTimes, ranks_per_node: int = 0) -> None:
@@ -35,8 +35,8 @@ class RuntimeEstimation:
     def __call__(self, node: torch.fx.Node, override_size: int | None = None) -> float | None:
         """Milliseconds of the collective that `node` starts.
 
-        None, which leaves torch its own estimate: for all else, for what was not measured, and where torch asks for
-        another size (it asks for 0, the latency, by a convention that differs among its callers).
+        None makes torch use its own estimate. It is returned for other nodes, for unmeasured collectives, and if torch
+        asks for another size. (It asks for 0, the latency; that convention differs among its callers.)
         """
         if override_size is not None:
             return None
@@ -54,17 +54,16 @@ class RuntimeEstimation:
 
 
 def runtime_estimation(store: Path | str | None = None, fabric_id: str | None = None) -> RuntimeEstimation:
-    """What the daemon's store knows of this job's collectives, for `custom_runtime_estimation`.
+    """Measured times of this job's collectives from the daemon's store, for `custom_runtime_estimation`.
 
-    All ranks call it, after `init_process_group` and before the first compilation. Rank 0 reads the store and sends
-    what it found to the others: ranks that planned with different times would call collectives in different orders,
-    and hang.
+    All ranks must call it, after `init_process_group` and before the first compilation. Rank 0 reads the store and
+    sends the times to the others: ranks with different times would call collectives in different orders, and hang.
 
-    Never raises: with no store, or where nothing was measured on this hardware, torch's own estimates stand.
+    Never raises: without a store, or without measurements on this hardware, torch uses its own estimates.
 
     Args:
-        store: the daemon's file; None: `ZEROTUNE_STORE`, or the default. Only rank 0's counts.
-        fabric_id: whose measurements; None: those of the hardware that this job runs on.
+    store: the daemon's store; None: `ZEROTUNE_STORE`, or the default. Only rank 0's argument counts.
+        fabric_id: fabric of the measurements; None: the hardware that this job runs on.
 
     Returns:
         The function for `torch._inductor.config.aten_distributed_optimizations.custom_runtime_estimation`.
@@ -84,7 +83,7 @@ def _agreed(store: Path | str | None, fabric_id: str | None) -> RuntimeEstimatio
     if dist.get_rank() == 0:
         times, ranks_per_node = _read(store, fabric_id)
     packed = times.pack()
-    # Bytes and not objects: those would be pickled.
+    # Send bytes: objects would be pickled.
     device = torch.device("cpu" if "cpu:" in str(dist.get_backend_config()) else "cuda")
     heading = torch.tensor([len(packed), ranks_per_node], dtype=torch.int64, device=device)
     dist.broadcast(heading, src=0)
@@ -97,7 +96,7 @@ def _agreed(store: Path | str | None, fabric_id: str | None) -> RuntimeEstimatio
 
 
 def _read(store: Path | str | None, fabric_id: str | None) -> tuple[MeasuredTimes, int]:
-    """What rank 0 knows; nothing rather than an error, since the others wait for it."""
+    """Rank 0's times; empty instead of an error, since the other ranks wait for it."""
     try:
         import torch.distributed as dist
 

@@ -1,7 +1,7 @@
 """Separates persistent excess from chance, by how often each column exceeds a limit.
 
-A column is a rank, a node or a communicator. A column is named if it exceeds the limit in most steps, and more often
-than chance allows among the steps in which its group has an excess (`sequential_test`). Noise makes a column exceed in
+A column is a rank, a node or a communicator. A column is named if it exceeds the limit in most steps. Among the steps
+with an excess in its group, it must also do so more often than by chance (`sequential_test`). Noise makes it exceed in
 at most half of the steps, since excess is counted from the median of the others.
 """
 

@@ -1,7 +1,7 @@
 """Prometheus metrics of a daemon and its store, served by a process of their own.
 
-A scraper, however slow or hostile, has this process only: it asks the daemon for its status at most once a second
-and reads the store as any other reader does.
+Even a slow or hostile scraper affects only this process. It asks the daemon for its status at most once a second, and
+reads the store like any other reader.
 """
 
 from .collector import Collector

@@ -25,14 +25,14 @@ from ...store.wire import StatusReply
 from ..client.status import fetch_status
 
 JOB_LABEL: Final = "zerotune_job"
-"""Not `job`: Prometheus keeps that word for the scrape's own and would rename ours to `exported_job`."""
+"""The label is not `job`, since Prometheus reserves that word and would rename ours to `exported_job`."""
 COLLECTIVE_LABELS: Final = (JOB_LABEL, "collective", "phase", "algorithm", "protocol")
 BUCKETS_US: Final = tuple(round(10 * 2 ** (step / 2), 1) for step in range(37))
 """10 us to 2.6 s, two per octave."""
 STATUS_AGE_S: Final = 1.0
 STATUS_TIMEOUT_S: Final = 2.0
 MAX_LABEL_SETS: Final = 2000
-"""Label combinations beyond this number count under the job `other`: Prometheus keeps every one for ever."""
+"""Further label combinations count under the job `other`, since Prometheus never forgets one."""
 
 Labels = tuple[str, ...]
 
@@ -60,7 +60,7 @@ class Collector(Base):
         curve_dir: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`from_start` counts what the store holds already; else counters begin with this process."""
+        """`from_start` also counts the store's old measurements; otherwise counters begin with this process."""
         self._endpoint, self._store_path, self._curve_dir = endpoint, store_path, curve_dir
         self._clock = clock
         self._last_row: int | None = 0 if from_start else None
@@ -72,11 +72,11 @@ class Collector(Base):
             self._read_store()
 
     def describe(self) -> Iterator[Metric]:
-        """No descriptions: prometheus_client would have to collect to get them."""
+        """Return no descriptions: prometheus_client would have to collect to get them."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics; whatever cannot be read now is left out, and `zerotune_up` says so."""
+        """All metrics, without those that cannot be read now; `zerotune_up` shows whether the daemon answers."""
         with self._lock:
             self._read_store()
             status = self._current_status()
@@ -93,11 +93,11 @@ class Collector(Base):
         return self._status
 
     def _read_store(self) -> None:
-        """Count new measurements, over a connection of this scrape: each thread needs its own."""
+        """Count new measurements, over a connection of this scrape, since each thread needs its own."""
         try:
             measurements = NewMeasurements(self._store_path, self._last_row)
         except StoreError:
-            self._last_row = 0  # no store yet: everything that will be in it is new
+            self._last_row = 0  # no store yet: all its later rows are new
             return
         try:
             for block in measurements.read():

@@ -1,4 +1,4 @@
-"""The Grafana dashboard that goes with the metrics: collectives by phase x algorithm x protocol, then the jobs."""
+"""The Grafana dashboard of the metrics: collectives by phase x algorithm x protocol, then the jobs."""
 
 from __future__ import annotations
 

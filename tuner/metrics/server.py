@@ -1,6 +1,6 @@
 """HTTP for Prometheus: few connections at a time, each for a few seconds, so that no scraper can block the others.
 
-prometheus_client makes the text. Its own server would start a thread per connection, without limits of number and time.
+prometheus_client makes the text. Its own server would start a thread per connection, with no limits of number and time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ...store.errors import UserError
 from .collector import Collector
 
 MAX_CONNECTIONS: Final = 8
-"""When one more comes, the oldest is cut off."""
+"""Most connections; for one more, the oldest is closed."""
 CONNECTION_TIMEOUT_S: Final = 5.0
-"""After its connection, a scraper has its answer or is cut off, however it passes the time."""
+"""A scraper's connection is closed after this time, with or without an answer."""
 ROOM_S: Final = 0.2
-"""So long is waited for the end of one that was cut off; the new one is refused then."""
+"""How long to wait for the end of a closed connection; after that the new one is refused."""
 
 
 class Handler(WSGIRequestHandler):
@@ -40,18 +40,18 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     def __init__(self, *arguments: Any) -> None:
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._since_s: dict[socket.socket, float] = {}
-        """Of each connection, the oldest first."""
+        """When each connection began, the oldest first."""
         self._lock = threading.Lock()
         super().__init__(*arguments)
 
     def server_bind(self) -> None:
-        """Bind without a reverse DNS lookup of our own name."""
+        """Bind without a reverse DNS lookup of this host's name."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve it on a thread of its own; the oldest makes room where MAX_CONNECTIONS are open."""
+        """Serve a connection on a thread of its own; close the oldest if MAX_CONNECTIONS are open."""
         if not self._places.acquire(blocking=False):
             self._cut_off(1, float("inf"))
             if not self._places.acquire(timeout=ROOM_S):
@@ -61,29 +61,29 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             self._since_s[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # no thread can be begun now
+        except RuntimeError:  # no thread can be started now
             self._places.release()
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve it, then let another connection in."""
+        """Serve a connection, then allow another one."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
 
     def shutdown_request(self, request: Any) -> None:
-        """End it."""
-        with self._lock:  # so that no number of a closed one is cut off
+        """End a connection."""
+        with self._lock:  # so that no reused descriptor of a closed connection is closed
             self._since_s.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Look, several times a second, for those whose time is over."""
+        """Close connections whose time is over; called several times a second."""
         self._cut_off(MAX_CONNECTIONS, time.monotonic() - CONNECTION_TIMEOUT_S)
 
     def _cut_off(self, n_most: int, before_s: float) -> None:
-        """End the oldest `n_most` connections, of those made before a time; their threads notice."""
+        """Close the oldest `n_most` connections made before a time; their threads end by that."""
         with self._lock:
             for one in [one for one, since_s in self._since_s.items() if since_s < before_s][:n_most]:
                 del self._since_s[one]
@@ -95,10 +95,10 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT; an empty host is this machine only.
+    """Host and port of HOST:PORT; an empty host means this machine only.
 
     Raises:
-        UserError: it has another form.
+        UserError: the text has another form.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:

@@ -1,8 +1,8 @@
 """Decision keys as integers, and NCCL's cost as the starting guess.
 
 A *cost* is a prediction, never a measurement. The starting guess for a candidate is NCCL's cost of its cell, with the
-bandwidth part scaled to the candidate's channels. NCCL's cost comes from the live cost table if the job reported one,
-else from the cost model of the fabric description, else from a generic latency-bandwidth line.
+bandwidth part scaled to the candidate's channels. NCCL's cost comes from the job's live cost table, else from the
+fabric description's cost model, else from a generic latency-bandwidth line.
 `zerotune.tuner.modeling.correction` learns the error of that guess.
 """
 

@@ -3,8 +3,8 @@
 Another job may have used the links during a part of an earlier job. The setting that won ran mostly in that part,
 NCCL's own choice and the losers mostly before it: medians over the whole job would call the winner slow.
 
-Durations (log) are the sum of two parts, per communicator class: the time of each *cell* (a call and its setting), and
-the level of each stretch of a job, estimated from cells that ran in several stretches. Stretches come from merging
+Per communicator class, durations (log) are the sum of two parts: the time of a *cell* (a call and its setting), and the
+level of a stretch of a job. Levels are estimated from cells that ran in several stretches. Stretches come from merging
 neighbouring blocks of steps without a significant difference. Levels slow keys down differently, so each key has its
 own share. If levels differ by no more than drift, measurements stay as they are.
 """

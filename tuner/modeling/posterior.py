@@ -1,8 +1,8 @@
 """The posterior of call times: one Gaussian process over settings, message sizes and networks.
 
 A guess (NCCL's cost with the learned correction) gives every row a mean and a standard deviation of its log duration.
-Errors of guesses are correlated between neighbouring sizes, more so within one cell, and the number of channels that
-fills a link is about the same at all sizes. So a few measured calls predict every setting. Durations need not have a
+Errors of guesses are correlated between neighbouring sizes, more so within one cell. The number of channels that fills
+a link is about the same at all sizes. So a few measured calls predict every setting. Durations need not have a
 single minimum over channels.
 
 If the network changes, old measurements still count: all measurements of one regime share one deviation from the

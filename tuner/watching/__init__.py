@@ -1,1 +1,1 @@
-"""Jobs as they run, in a browser or a terminal: read-only, and from a process of its own."""
+"""Shows running jobs in a browser or a terminal: read-only, in a process of its own."""

@@ -1,6 +1,6 @@
-"""What the store tells of jobs that run: their steps, their decisions, and what each key takes and saves.
+"""Steps, decisions and keys of running jobs, from the store.
 
-Read from the daemon's file by a connection of our own, a little at a time, so that the daemon is not asked for it.
+They are read from the daemon's file over a separate connection, a little at a time, without asking the daemon.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from ..offline.explaining.job import explain_in
 from ..offline.explaining.values import Explanation
 
 MAX_STEPS: Final = 2000
-"""The newest so many steps of a job are kept."""
+"""Most steps of a job that are kept, the newest."""
 MAX_DECISIONS: Final = 60
 KEYS_EVERY_S: Final = 5.0
 KEYS_SHARE: Final = 0.05
-"""Of the time, what explaining keys may take at most: their medians are of all that was measured."""
+"""Largest share of time for explaining keys, whose medians need all measurements."""
 RETRY_S: Final = 5.0
 
 
 @dataclass
 class JobHistory:
-    """Of one job."""
+    """The history of one job."""
 
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     decisions: Sequence[Decision] = ()
-    """The newest, oldest first."""
+    """The newest decisions, oldest first."""
     keys: Sequence[Explanation] | None = None
-    """Those first that take most of a step; None: not explained yet."""
+    """Keys by their time in a step, the largest first; None: not explained yet."""
     newest_row: int = 0
-    """Of the decisions that were read."""
+    """The newest row of decisions that was read."""
     explained: tuple[int, int] = (0, -1)
-    """The newest row and step when `keys` were explained."""
+    """The newest row and step at the last explanation of `keys`."""
     keys_due_s: float = 0.0
 
 
@@ -50,7 +50,7 @@ class History:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.problem = ""
-        """Why nothing can be read; empty while it can be."""
+        """Why the store cannot be read; empty if it can."""
         self._clock = clock
         self._store: Store | None = None
         self._file: os.stat_result | None = None
@@ -58,13 +58,13 @@ class History:
         self._retry_at_s = 0.0
 
     def of(self, path: Path, job_ids: Sequence[str]) -> dict[str, JobHistory]:
-        """What is known by now.
+        """The histories of connected jobs by now.
 
         Args:
-            job_ids: of those that are connected; others are forgotten.
+            job_ids: ids of connected jobs; others are forgotten.
 
         Returns:
-            By job id; nothing where the store cannot be read here, for which `problem` has the reason.
+            Histories by job id; empty if the store cannot be read here: `problem` has the reason.
         """
         self._jobs = {job_id: self._jobs.get(job_id, JobHistory()) for job_id in job_ids}
         try:
@@ -88,7 +88,7 @@ class History:
             return None
         found = os.stat(path)
         if self._store is not None and self._file is not None and not os.path.samestat(found, self._file):
-            self.close()  # another one took its place
+            self.close()  # another file took its place
         if self._store is None:
             self._store, self._file = Store.open(path, read_only=True), found
         self.problem = ""

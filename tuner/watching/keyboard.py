@@ -1,4 +1,4 @@
-"""Keys as they are pressed, without a line feed."""
+"""Reads keys as they are pressed, without a line feed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def pressed() -> Iterator[Callable[[float], str]]:
-    """While it is open, the terminal gives each key at once; it is as before afterwards, however that ends.
+    """While it is open, the terminal delivers each key at once; afterwards its mode is restored in every case.
 
     Yields:
-        Waits for some seconds; returns the keys that were pressed, or an empty text. Where stdin is no terminal, it
-        waits only.
+        A function that waits for some seconds and returns the pressed keys, or an empty text. If stdin is no terminal,
+        it only waits.
     """
     if not sys.stdin.isatty():
         yield _slept

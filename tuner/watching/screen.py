@@ -1,4 +1,4 @@
-"""A snapshot as lines for a terminal of any size; whoever prints them filters what would steer it."""
+"""A snapshot as lines for a terminal of any size; the printing code filters control characters."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .snapshot import JobView, KeyLine, Snapshot
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 LEAST_DECISIONS: Final = 3
-"""Of a job, where the height is not bounded."""
+"""Decisions shown of a job if the height has no limit."""
 MOST_KEYS: Final = 4
 LEAST_SHOWN_PERCENT: Final = 0.05
-"""Of a step: less would be shown as 0.0."""
+"""Least share of a step that is shown; less would be shown as 0.0."""
 
 
 def screen(snapshot: Snapshot, width: int, height: int | None = None) -> list[Text]:
     """Lines of at most `width` columns.
 
     Args:
-        height: its lines; None: as many as it takes.
+        height: most lines; None: no limit.
 
     Returns:
-        At most `height` lines; of what does not fit, decisions go first, then the last jobs.
+        At most `height` lines; if they do not fit, decisions are left out first, then the last jobs.
     """
     lines = [_fitted(_head(snapshot), width)]
     lines += [_fitted(Text(one.text, "red" if one.is_bad else "yellow"), width) for one in snapshot.notices]
@@ -49,7 +49,7 @@ def screen(snapshot: Snapshot, width: int, height: int | None = None) -> list[Te
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Values from 0 to their largest as blocks, each the mean of its share of them."""
+    """Values as blocks, scaled from 0 to their maximum; each block is the mean of its part."""
     width = min(width, len(values))
     top = max(values, default=0.0)
     if not top:

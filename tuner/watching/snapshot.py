@@ -1,4 +1,4 @@
-"""One look at a daemon and its jobs, as pages and terminals draw it: plain words and numbers."""
+"""The state of a daemon and its jobs for pages and terminals, in plain words and numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_ENDED: Final = 5
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """One step that ended."""
+    """A finished step."""
 
     step: int
     duration_us: float
@@ -35,31 +35,31 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DecisionLine(msgspec.Struct, frozen=True):
-    """One decision, in words."""
+    """A decision in words."""
 
     step: int | None
     epoch: int
     kind: str
     setting: str
     where: str
-    """Collective, phase and sizes; empty: it concerns the whole job."""
+    """Collective, phase and sizes; empty: the decision is about the whole job."""
     reason: str
 
 
 class KeyLine(msgspec.Struct, frozen=True):
-    """What one key takes of a step, and what runs there."""
+    """One key: its share of a step, and its setting."""
 
     where: str
     """Collective, phase and sizes."""
     step_percent: float | None
-    """Of a step's time, hidden by computation or not; None: not measured."""
+    """Share of a step's time, whether hidden by computation or not; None: not measured."""
     setting: str
     saved_percent: float | None
-    """Of a step's time against NCCL's own choice; None: not measured."""
+    """Saved share of a step's time relative to NCCL's own choice; None: not measured."""
     on_trial: str
-    """The setting that is being tried; empty: none is."""
+    """The setting on trial; empty: none is."""
     is_trial_to_come: bool
-    """Whether it begins with the next plan."""
+    """Whether the trial begins with the next plan."""
 
 
 class Straggler(msgspec.Struct, frozen=True):
@@ -68,11 +68,11 @@ class Straggler(msgspec.Struct, frozen=True):
     who: str
     late_us: float
     share: float
-    """Of the observed steps, those in which it was late."""
+    """Share of the observed steps in which it was late."""
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """A sentence that people should see."""
+    """A sentence that people should read."""
 
     text: str
     is_bad: bool = False
@@ -100,32 +100,32 @@ class JobView(msgspec.Struct, frozen=True, omit_defaults=True):
     n_dropped: int
     n_explored: int
     spent_percent: float
-    """What exploring has cost, in percent of step time."""
+    """The cost of exploration, in percent of step time."""
     notices: Sequence[Notice] = ()
     wait_us: float = 0.0
-    """Of a step's collectives: waiting for the last rank."""
+    """Time per step that collectives wait for the last rank."""
     transfer_us: float = 0.0
-    """Of a step's collectives: the rest."""
+    """The other time of collectives per step."""
     stragglers: Sequence[Straggler] = ()
     steps: Sequence[Step] = ()
     decisions: Sequence[DecisionLine] | None = None
-    """The newest first; None: as before."""
+    """Decisions, newest first; None: as before."""
     keys: Sequence[KeyLine] | None = None
-    """Those first that take most of a step; None: as before, or not known yet."""
+    """Keys by their time in a step, the largest first; None: as before, or not known yet."""
     gain: Gain | None = None
-    """None: not known yet."""
+    """The gain over NCCL's own choice; None: not known yet."""
     exposure: str = "unknown"
     """The share of communication that is exposed, in words."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All of it."""
+    """The state of a daemon and its jobs."""
 
     endpoint: str
     problem: str = ""
-    """Why there is nothing else; empty: a daemon answered."""
+    """Why the snapshot is empty; an empty text: a daemon answered."""
     daemon: str = ""
-    """Version and process."""
+    """The daemon's version and process."""
     uptime_s: float = 0.0
     resident_bytes: int = 0
     n_errors: int = 0
@@ -133,22 +133,22 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     store_path: str = ""
     options: str = ""
     budget_percent: float | None = None
-    """Of step time, what exploring may cost; None: nothing is explored, or the daemon does not say."""
+    """What exploration may cost, in percent of step time; None: there is none, or it is unknown."""
     notices: Sequence[Notice] = ()
     jobs: Sequence[JobView] = ()
     next_steps: Sequence[tuple[str, str]] = ()
-    """Commands that lead on, each with what it is for; none where jobs are there."""
+    """Useful next commands, each with its purpose; empty if there are jobs."""
 
 
 def snapshot_of(reply: wire.StatusReply, histories: Mapping[str, JobHistory], history_problem: str = "") -> Snapshot:
-    """What a daemon's answer and its store say.
+    """The snapshot of a daemon's answer and its store.
 
     Args:
-        histories: by job id; jobs may be missing.
+        histories: histories by job id; jobs may be missing.
         history_problem: why the store cannot be read here.
 
     Returns:
-        The snapshot, with every step and decision that is known.
+        The snapshot with all known steps and decisions.
     """
     options = reply.options
     notices = [Notice(words, style == "bold red") for words, style in (*store_text(reply), *fleet_text(reply.fleet))]
@@ -181,7 +181,7 @@ def _next_steps(reply: wire.StatusReply) -> Sequence[tuple[str, str]]:
 
 
 def since(snapshot: Snapshot, before: Snapshot) -> Snapshot:
-    """The same without what `before` had already: older steps, and decisions and keys that are as they were."""
+    """The snapshot without what `before` has already: older steps, and unchanged decisions and keys."""
     known = {job.job_id: job for job in before.jobs}
     return msgspec.structs.replace(
         snapshot, jobs=[_job_since(job, known[job.job_id]) if job.job_id in known else job for job in snapshot.jobs]

@@ -1,4 +1,4 @@
-"""Looks at a daemon, once or again and again."""
+"""Reads the state of a daemon, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Watcher:
         self._history = History()
 
     def look(self) -> Snapshot:
-        """How things are now; a daemon that does not answer is said so in the snapshot.
+        """The present snapshot; if the daemon does not answer, the snapshot says that.
 
         Raises:
-            UntrustedError: another user's daemon is there, or could be.
+            UntrustedError: another user's daemon is at the endpoint, or could be.
             UserError: the endpoint needs keys, and the folder lacks one.
         """
         reply = fetch_status(self.endpoint, TIMEOUT_S, curve_dir=self._curve_dir)

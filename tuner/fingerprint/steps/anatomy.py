@@ -194,9 +194,9 @@ def _replica_sums(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
 def _no_activations(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
     """False for activations.
 
-    Activations are calls that are gathered and scattered all over the step (sequence parallelism), else all-reduces of
-    one size with gathers of that size between them (P_a), else the most frequent all-reduce that cannot be gradients,
-    if it is frequent enough.
+    Activations are calls that are gathered and scattered all over the step (sequence parallelism). Without any, they
+    are all-reduces of one size with gathers of that size between them (P_a), or else the most frequent all-reduce that
+    cannot be gradients, if it is frequent enough.
     """
     pairs = _gathered_and_scattered(roles, n_bytes)
     if pairs.any():

@@ -6,9 +6,9 @@ threshold. Above the threshold only algorithms that ran already may run, with as
 
 While memory is short, a new message size must not make NCCL connect anything. Every size not seen yet gets the
 cheapest setting, by NCCL's costs, that is connected already. When memory becomes free, larger batches and buckets
-usually follow. The setting of the largest messages then runs at the sizes just above, too, if NCCL's own choice stays
-the same and NCCL's costs leave a part of the measured gain. NCCL chooses at all other sizes. Predicted settings are
-verified once they run.
+usually follow. The setting of the largest messages then runs at the sizes just above, too. Conditions are that NCCL's
+own choice stays the same, and that NCCL's costs leave a part of the measured gain. NCCL chooses at all other sizes.
+Predicted settings are verified once they run.
 """
 
 from __future__ import annotations

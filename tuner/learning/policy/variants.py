@@ -1,8 +1,8 @@
 """Variants of the plan that may shorten steps although no single collective gets faster.
 
 Under overlap a collective costs a step less than its own time, but its channels hold multiprocessors that computation
-needs. So once the keys have settled, settings that hold channels for less time alternate with the plan in random order,
-at all keys or at those of one group. Their effect on steps is one more effect in the step guard's regression.
+needs. So once the keys have settled, settings with less channel time alternate with the plan in random order, at all
+keys or at those of one group. Their effect on steps is one more effect in the step guard's regression.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import jinja2
 from ....store.atomic_file import users_file
 from ....store.records import size_class_range
 from ...client.status import workload
+from ...decided import proven_decisions, since_takeover
 from ..explaining.values import Explanation
 from ..explaining.words import MEANINGS, noted, shown
 from ..jobs.listing import as_gain
@@ -74,15 +75,18 @@ def _incomparable(facts: Facts) -> str:
 
 def _decision_rows(facts: Facts) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    settled = facts.settled()
+    settled, in_force_by = facts.settled(), proven_decisions(since_takeover(facts.decisions))
     for one in facts.explained():
         key = one.key
+        first = in_force_by.get(key, one.decision)
         rows.append(
             {
                 "place": (key.collective.name, key.phase.name),
                 "ranks": str(key.communicator),
                 "bytes": rounded_range(one.min_bytes, one.max_bytes, "\nto ").splitlines(),
                 "decision": one.decision,
+                # What put the setting in force: later trials of others may have been decided since.
+                "why": first if first and one.decision and first.candidate == one.decision.candidate else one.decision,
                 "against_own": facts.against_own(settled[key]),
                 "expected": _expected(one),
                 "explained": one,

@@ -1,1 +1,1 @@
-"""The status page over HTTP. Whoever loads this package needs `zerotune[dashboard]`."""
+"""The status page over HTTP. This package needs `zerotune[dashboard]`."""

@@ -1,9 +1,9 @@
-"""Who may see the page: whoever knows the token, asks for a host of ours, and only reads.
+"""Admits only requests to read that have the token and ask for a name of this host.
 
-The token stands behind the # of the address that is printed, which browsers send to nobody; the page keeps it for its
-own tab and asks with it for what is told. A cookie would go to every port of this machine. A Host header that is
-neither an address nor a name of ours comes from a page of others, whose name was made to point here (DNS rebinding),
-and is refused.
+The token is behind the # of the printed address, which browsers send to nobody. The page keeps it for its own tab and
+sends it with requests for data. A cookie would go to every port of this machine. A Host header that is neither an
+address nor a name of this machine is refused: it comes from another site's page, whose name was made to point here
+(DNS rebinding).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TOKEN_BYTES: Final = 24
 IS_KNOWN: Final = "zerotune.is_known"
-"""In the state of a request: whether it may see what is told, by its token or as there is none."""
+"""In the state of a request: whether it may see data, because it has the token or none is needed."""
 HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self';"
@@ -41,7 +41,7 @@ def new_token() -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what is bound to `host`."""
+    """Whether only this machine can connect to `host`."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -49,12 +49,12 @@ def is_loopback(host: str) -> bool:
 
 
 class Access:
-    """Stands before an application and lets in who may.
+    """Filters requests to an application.
 
     Args:
-        token: without which nobody is served; empty: everybody is.
-        public: paths that tell nothing and are served without it.
-        names: further names that the page may be asked for by, beside this machine's and every IP address.
+        token: token that a request needs; empty: none is needed.
+        public: paths without data, which need no token.
+        names: further allowed host names, beside this machine's and every IP address.
     """
 
     def __init__(self, app: ASGIApp, token: str, public: Collection[str], names: Collection[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""What open pages are told: one look per second for all of them, and none while no page is open."""
+"""Events for open pages: one reading per second for all of them, and none while no page is open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..watcher import Watcher
 PERIOD_S: Final = 1.0
 MAX_PAGES: Final = 32
 MAX_UNSENT: Final = 8
-"""Events that a page may be behind; it is cut off then, and begins anew."""
+"""Most unsent events of a page; then its connection is closed, and it begins anew."""
 _log = logging.getLogger(__name__)
 
 
@@ -32,7 +32,7 @@ class Feed:
         self._newest: Snapshot | None = None
         self._newest_at_s = 0.0
         self._one_at_a_time = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1)  # SQLite's connection belongs to one
+        self._thread = ThreadPoolExecutor(1)  # SQLite's connection belongs to one thread
 
     @property
     def is_full(self) -> bool:
@@ -49,9 +49,9 @@ class Feed:
             return self._newest
 
     async def events(self) -> AsyncIterator[bytes]:
-        """All for one page, beginning with everything."""
+        """Events for one page; the first one has everything."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_UNSENT)
-        self._pages.add(queue)  # first: pages pass over what they have, and must miss nothing
+        self._pages.add(queue)  # before the snapshot: pages ignore repetitions, but must miss nothing
         try:
             whole = await self.latest()
             if self._looking is None:
@@ -88,7 +88,7 @@ class Feed:
     def _look(self) -> Snapshot:
         try:
             return self._watcher.look()
-        except Exception as error:  # a page says so, and asks on
+        except Exception as error:  # the page shows the error and goes on
             with contextlib.suppress(Exception):
                 _log.warning("%s", error)
             return Snapshot(self._watcher.endpoint, problem=str(error))

@@ -31,11 +31,11 @@ FILES: Final = {
 
 
 def application(feed: Feed, token: str, names: Collection[str] = ()) -> ASGIApp:
-    """The page, its parts, and what it is told.
+    """The application with the page, its parts and its events.
 
     Args:
-        token: without which nobody is served; empty: everybody is.
-        names: further names that the page may be asked for by.
+        token: token that a request needs; empty: none is needed.
+        names: further allowed host names.
     """
 
     async def events(asked: Request) -> Response:
@@ -74,9 +74,9 @@ def serve(
     """Serve until SIGINT or SIGTERM.
 
     Args:
-        listening: where; it is closed in the end.
-        token: without which nobody is served; empty: everybody is.
-        names: further names that the page may be asked for by.
+        listening: listening socket; it is closed at the end.
+        token: token that a request needs; empty: none is needed.
+        names: further allowed host names.
     """
     feed = Feed(watcher)
     config = uvicorn.Config(
@@ -85,7 +85,7 @@ def serve(
         server_header=False, timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=1 << 14,
     )  # fmt: skip
-    announce()  # connections wait in the socket's queue
+    announce()  # earlier connections wait in the socket's queue
     with listening, contextlib.closing(feed), contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listening])
 
