@@ -81,8 +81,8 @@ def test_greets_sends_receives_and_says_goodbye(endpoint, channel):
     sender, hello, _ = daemon.receive(wire.Hello)
     assert hello.job_id == "job"
     assert alive.wait(5)
-    outbox.messages.append((wire.Observations("job", 0, 1), bytes(64)))
-    assert daemon.receive(wire.Observations)[2] == bytes(64)
+    outbox.messages.append((wire.Observations("job", 0, 1), bytes(wire.OBSERVATION_BYTES)))
+    assert daemon.receive(wire.Observations)[2] == bytes(wire.OBSERVATION_BYTES)
     daemon.socket.send_multipart([sender, b"junk", b"junk"])
     daemon.socket.send_multipart([sender, *wire.encode(wire.Observe("job", 3))])
     daemon.receive(wire.Hello)
@@ -96,8 +96,8 @@ def test_greets_sends_receives_and_says_goodbye(endpoint, channel):
 def test_what_is_there_at_the_first_greeting_is_not_lost_while_the_line_is_made(endpoint, channel):
     daemon = Daemon(endpoint)
     for _ in range(5):
-        line, *_ = channel((wire.Observations("job", 0, 1), bytes(64)))
-        assert daemon.receive(wire.Observations)[2] == bytes(64)
+        line, *_ = channel((wire.Observations("job", 0, 1), bytes(wire.OBSERVATION_BYTES)))
+        assert daemon.receive(wire.Observations)[2] == bytes(wire.OBSERVATION_BYTES)
         assert line.n_unsent == 0
         line.close()
     daemon.close()
@@ -167,7 +167,7 @@ def test_a_job_that_ends_before_it_has_a_name_is_greeted_for_at_its_end(endpoint
     time.sleep(0.3)  # it connects, and has no name to greet under
     hellos[0] = wire.Hello("job", 0, 2, 0, "node", 1, "fabric", {}, 0, 5)
     outbox.tick_s = lambda: 60.0
-    outbox.messages.append((wire.Observations("job", 0, 1), bytes(64)))
+    outbox.messages.append((wire.Observations("job", 0, 1), bytes(wire.OBSERVATION_BYTES)))
     line.close(wire.Goodbye("job", 0))
     kinds = [type(daemon.receive(object)[1]) for _ in range(3)]
     assert kinds == [wire.Hello, wire.Observations, wire.Goodbye]
