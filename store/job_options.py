@@ -20,6 +20,8 @@ class JobOptions(msgspec.Struct, frozen=True):
     """So many steps are compared with NCCL's own choice, whatever that loses; 0: not told."""
     own_steps: Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)] = 0
     """So many steps at the beginning run NCCL's own choice, by which starts are compared."""
+    chunk_sizes: bool = False
+    """NCCL asks the plugin for chunk sizes, so that a plan may name some."""
 
 
 NOTHING_TOLD: Final = JobOptions()
