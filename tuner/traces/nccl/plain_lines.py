@@ -1,7 +1,7 @@
 """Lines as nccl-tests printed them, without what launchers, loggers and terminals put before and around them.
 
-Nothing here lists launchers. nccl-tests begins the lines of its header with `#`, so what stands before that was put
-there by others; from the following lines the same is taken, with whatever numbers and names it has there.
+No launchers are listed here. nccl-tests begins the lines of its header with `#`, so anything before is an addition.
+The same addition is removed from the following lines, with any numbers and names in it.
 """
 
 from __future__ import annotations
