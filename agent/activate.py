@@ -116,6 +116,8 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
                 from ..store.plan_file import names_chunk_sizes
 
                 plugin.ask_chunk_sizes(names_chunk_sizes(settings.plan_path))
+            elif settings.job_options.chunk_sizes:
+                plugin.ask_chunk_sizes(True)
             # Not sooner: what a process that makes no group hands on to its children is as it was. By the plugin's
             # name: it is loaded already, and NCCL 2.27.3 takes no path.
             name, searches = plugin.path.name, settings.fabric is None

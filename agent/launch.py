@@ -159,6 +159,7 @@ def environment(request: LaunchRequest) -> dict[str, str]:
         settings.ENV_TUNE_FOR: request.job_options.tune_steps or None,
         settings.ENV_COMPARE: request.job_options.compare_steps or None,
         settings.ENV_OWN_STEPS: request.job_options.own_steps or None,
+        settings.ENV_CHUNK_SIZES: "1" if request.job_options.chunk_sizes else None,
         reasons.QUIET: "1" if request.is_quiet else None,
         reasons.MARKS: request.marks_dir,
         settings.ENV_CURVE_KEYS: request.keys_dir and request.keys_dir.absolute(),

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from ..store import wire
+from ..store.job_options import JobOptions
 from ..store.plan_file import read_plan
 from ..store.records import Plan
 from .agreement import Agreement
@@ -29,8 +30,9 @@ from .daemon_link.leader import LeaderAddress
 from .job_store import open_job_store
 from .machine import identity
 from .machine.launchers import local_rank
-from .nccl.catalog import COMPUTING
+from .nccl.catalog import ASKS_CHUNK_SIZE_SINCE, COMPUTING
 from .nccl.library import Plugin
+from .nccl.release import Release, release
 from .observing.memory import DeviceMemory
 from .observing.ring import RecordDrain
 from .observing.trace_log import TraceLog
@@ -235,7 +237,7 @@ class Membership:
                 epoch=epoch,
                 leader=leader,
                 name=self._settings.job_name,
-                options=self._settings.job_options,
+                options=_options(self._settings),
             )
         elif (self._greeting.epoch, self._greeting.leader) != (epoch, leader):
             self._greeting = msgspec.structs.replace(self._greeting, epoch=epoch, leader=leader)
@@ -312,6 +314,15 @@ class Membership:
             self._drain.collect(LAST_PATIENCE_S)
         if self._trace_log is not None:
             self._trace_log.close()
+
+
+def _options(settings: AgentSettings) -> JobOptions:
+    """What the daemon is told: chunk sizes only where NCCL asks for them. No communicator may have been made yet."""
+    told, version = settings.job_options, identity.nccl_version()
+    if not told.chunk_sizes:
+        return told
+    nccl = Release((version // 10_000, version // 100 % 100)) if settings.fabric is None else release(os.environ)
+    return msgspec.structs.replace(told, chunk_sizes=nccl.tuner_abi >= ASKS_CHUNK_SIZE_SINCE)
 
 
 def _fingerprint(plugin: Plugin) -> str:

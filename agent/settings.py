@@ -37,6 +37,8 @@ ENV_SHADOW = "ZEROTUNE_SHADOW"
 ENV_TUNE_FOR = "ZEROTUNE_TUNE_FOR"
 ENV_COMPARE = "ZEROTUNE_COMPARE"
 ENV_OWN_STEPS = "ZEROTUNE_OWN_STEPS"
+ENV_CHUNK_SIZES = "ZEROTUNE_CHUNK_SIZES"
+"""1: NCCL asks for chunk sizes, on all ranks alike."""
 ENV_TICK_MS = "ZEROTUNE_TICK_MS"
 ENV_CURVE_KEYS = "ZEROTUNE_CURVE_KEYS"
 """Folder with the keys for a daemon at tcp://."""
@@ -87,8 +89,11 @@ class AgentSettings:
             training=env.get(ENV_TRAINING, ""),
             proposed_environment=env.get(ENV_PROPOSED, ""),
             job_options=JobOptions(
-                env.get(ENV_SHADOW) == "1",
-                *(_steps(env.get(name, "")) for name in (ENV_TUNE_FOR, ENV_COMPARE, ENV_OWN_STEPS)),
+                shadow=env.get(ENV_SHADOW) == "1",
+                tune_steps=_steps(env.get(ENV_TUNE_FOR, "")),
+                compare_steps=_steps(env.get(ENV_COMPARE, "")),
+                own_steps=_steps(env.get(ENV_OWN_STEPS, "")),
+                chunk_sizes=env.get(ENV_CHUNK_SIZES) == "1",
             ),
         )
 

@@ -67,7 +67,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         {"zero_runtime base", "zero_runtime/layout", "zero_runtime/stages"},
     ),
     "zero_runtime/autotune": (
-        "bucket and prefetch depth, changed while training runs",
+        "bucket, prefetch depth and communicator, changed while training runs",
         {"zero_runtime base", "zero_runtime/stages"},
     ),
     "zero_runtime": (

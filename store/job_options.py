@@ -19,7 +19,9 @@ class JobOptions(msgspec.Struct, frozen=True):
     compare_steps: Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)] = 0
     """Steps that are compared with NCCL's own choice, whatever that costs; 0: left out."""
     own_steps: Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)] = 0
-    """Steps at the beginning that run NCCL's own choice, for comparing starts of one training."""
+    """So many steps at the beginning run NCCL's own choice, by which starts are compared."""
+    chunk_sizes: bool = False
+    """NCCL asks the plugin for chunk sizes, so that a plan may name some."""
 
 
 NOTHING_TOLD: Final = JobOptions()

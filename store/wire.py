@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from .errors import WireError, printable
 from .job_options import NOTHING_TOLD, JobOptions
 from .misaligned import Misaligned
-from .records import U32, Exposure, MissingEvidence, Ordinal, Plan, Stage, StepRecord, Text
+from .records import MAX_CHUNK_BYTES, U32, Exposure, MissingEvidence, Ordinal, Plan, Stage, StepRecord, Text
 from .records.lateness import Lateness
 from .records.passages import Passages
 
-WIRE_VERSION: Final = 2
+WIRE_VERSION: Final = 3
 HEADER: Final = struct.pack("<2sH", b"ZT", WIRE_VERSION)
 MAX_FRAMES: Final = 3
 MAX_BODY_BYTES: Final = 4 * 2**20
@@ -55,8 +55,10 @@ OBSERVATION_FIELDS: Final = [
     ("flags", "u1"),
     ("memory_pressure", "<f4"),
     ("step", "<u4"),
+    ("chunk_bytes", "<u4"),
+    ("reserved", "<u4"),
 ]
-OBSERVATION_BYTES: Final = 64
+OBSERVATION_BYTES: Final = 72
 # Bits of an observation's `flags`.
 FLAG_MATCHED: Final = 1
 FLAG_TIMED: Final = 2
@@ -65,7 +67,6 @@ FLAG_CAPTURED: Final = 8
 FLAG_FUSED: Final = 16
 FLAG_PASSED_BY: Final = 32
 FLAG_OFF_CYCLE: Final = 64
-FLAG_CHUNK: Final = 128
 
 COST_FIELDS: Final = [
     ("comm_id", "<u8"),
@@ -113,6 +114,7 @@ _LARGEST: Final = {
     "n_nodes": MAX_RANK + 1,
     "duration_us": 1e15,
     "memory_pressure": 1000,
+    "chunk_bytes": MAX_CHUNK_BYTES,
     "n_algorithms": 7,
     "n_protocols": 3,
     "n_pipe_ops": 2**31 - 1,

@@ -16,7 +16,6 @@ from ..store.records import LEAST_US, Collective, TimingSource
 from ..store.sqlite.rows.measurements import MEASUREMENT, well_formed
 from ..store.wire import (
     FLAG_CAPTURED,
-    FLAG_CHUNK,
     FLAG_MATCHED,
     FLAG_OFF_CYCLE,
     FLAG_PASSED_BY,
@@ -40,7 +39,7 @@ MAX_REPORTERS: Final = 65536
 _MAX_COLLECTIVE: Final = max(Collective)
 _RAW: Final = np.dtype(f"V{OBSERVATION.itemsize}")
 _SAME_FIELDS: Final = ("n_ranks", "n_nodes", "message_bytes", "epoch", "step", "collective", "phase", "algorithm",
-                       "protocol", "n_channels", "timing_source")  # fmt: skip
+                       "protocol", "n_channels", "timing_source", "chunk_bytes")  # fmt: skip
 
 
 Witness = Callable[[NDArray[np.void], NDArray[np.uint64], NDArray[np.intp]], None]
@@ -228,8 +227,7 @@ class Joiner:
 def measurements_of(observed: NDArray[np.void]) -> NDArray[np.void]:
     """Joined observations (OBSERVATION, shape (n,)) as MEASUREMENT, shape (m,), m <= n.
 
-    Left out are those that the store would refuse, those of duration 0, and those of a chunk size that a plan named: a
-    record does not say which.
+    Left out are those of duration 0, and those that the store would refuse.
     """
     made = np.zeros(len(observed), MEASUREMENT)
     for name in _SAME_FIELDS:
@@ -242,7 +240,7 @@ def measurements_of(observed: NDArray[np.void]) -> NDArray[np.void]:
     made["is_default"] = (observed["flags"] & FLAG_MATCHED == 0) & ~unasked
     # Nor did it where the communicator's history did not say which phase a call was in.
     made["epoch"][unasked | (observed["flags"] & FLAG_OFF_CYCLE != 0)] = UNKNOWN_EPOCH
-    good = well_formed(made) & (made["duration_us"] >= LEAST_US) & (observed["flags"] & FLAG_CHUNK == 0)
+    good = well_formed(made) & (made["duration_us"] >= LEAST_US)
     return made if good.all() else made[good]
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor, nn
 
 from .errors import SettingsError
 
 _MOST_SHOWN = 60
+_MOST_VARIANTS = 3
+VARIANT_FIELDS: Final = ("cga_cluster_size", "cta_policy", "max_ctas", "min_ctas", "nvls_ctas", "traffic_class")
+"""Fields of NCCL's communicator config that a variant may have, by torch's names."""
 
 
 def refusal(name: str, value: object, wanted: str) -> SettingsError:
@@ -72,3 +75,23 @@ def json_dict(name: str, values: Mapping[str, Any] | None) -> None:
         except (TypeError, ValueError, RecursionError):
             wanted = "what JSON can hold: numbers, texts, lists, dicts; .tolist() makes a list of a tensor"
             raise refusal(f"{name}[{key!r}]", value, wanted) from None
+
+
+def communicator_variants(value: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], ...]:
+    """Configs of communicators, as the user lists them.
+
+    Raises:
+        SettingsError: they are no list of at most three, or one names or holds what cannot be.
+    """
+    wanted = f"a list of at most {_MOST_VARIANTS} dicts, such as [{{'max_ctas': 8}}]"
+    if not isinstance(value, list | tuple) or len(value) > _MOST_VARIANTS:
+        raise refusal("communicator_variants", value, wanted)
+    for place, config in enumerate(value):
+        if not isinstance(config, Mapping) or not config:
+            raise refusal(f"communicator_variants[{place}]", config, f"a dict of {', '.join(VARIANT_FIELDS)}")
+        for name, number_ in config.items():
+            if name not in VARIANT_FIELDS:
+                known = ", ".join(VARIANT_FIELDS)
+                raise SettingsError(f"communicator_variants[{place}] has {name!r}; choose from {known}")
+            whole_number(f"communicator_variants[{place}][{name!r}]", number_, 1 if name.endswith("ctas") else 0)
+    return tuple(dict(sorted(config.items())) for config in value)

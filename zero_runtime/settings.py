@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import torch
 
-from .checks import refusal, whole_number
+from .checks import communicator_variants, refusal, whole_number
 from .errors import SettingsError
 
 _DTYPES = {
@@ -36,7 +37,9 @@ class Settings:
             any rank, which the optimizer then skips as it does in one process; otherwise they get zeros.
         autotune: try other buckets and prefetch depths between steps, equally on all ranks, and keep faster ones;
             buckets are made of smaller messages that go out together, and no bit of the training changes.
-        n_ranks_per_shard: hybrid sharding: shard within this many neighbouring ranks, e.g. one node's, and
+        communicator_variants: at most three dicts, such as {"max_ctas": 8}: under `autotune`, gathers also try process
+            groups whose NCCL config has these values, where device memory allows.
+        n_ranks_per_shard: hybrid sharding: shard within so many neighbouring ranks, e.g. one node's, and
             replicate across; None shards over all.
         debug: before each forward that trains, look for parameters that were changed outside the runtime, and raise
             on every rank; this costs waiting for a small all-reduce.
@@ -54,6 +57,7 @@ class Settings:
     all_reduce_gradients: bool = False
     find_unused_parameters: bool = False
     autotune: bool = False
+    communicator_variants: tuple[Mapping[str, int], ...] = ()
     n_ranks_per_shard: int | None = None
     debug: bool = False
     broadcast_initial_values: bool = True
@@ -70,6 +74,9 @@ class Settings:
         for name in ("bucket_bytes", "n_ranks_per_shard"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), 1)
+        object.__setattr__(self, "communicator_variants", communicator_variants(self.communicator_variants))
+        if self.communicator_variants and not self.autotune:
+            raise SettingsError("communicator_variants are tried by autotune; shard the model with autotune=True")
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "bool" and not isinstance(value, bool):

@@ -7,10 +7,20 @@ first is done by `zerotune launch`, the second where a torch optimizer steps out
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 __all__ = ["__version__", "enable", "step_ended", "training_ended"]
 
 
-def enable(*, fabric: str | None = None, endpoint: str | None = None) -> None:
+def enable(
+    *,
+    fabric: str | None = None,
+    endpoint: str | None = None,
+    communicator_variants: Sequence[Mapping[str, int]] = (),
+) -> None:
     """Turn the agent on in this process; call it before `init_process_group`.
 
     Never raises: where tuning is impossible it logs one line and training runs as without us.
@@ -19,10 +29,19 @@ def enable(*, fabric: str | None = None, endpoint: str | None = None) -> None:
         fabric: name or path of a fabric file: run the collectives on the emulated NCCL instead of
             the real one, as `launch --fabric` does. None: the real NCCL.
         endpoint: ZeroMQ endpoint of the daemon; None: `ZEROTUNE_ENDPOINT` or the default.
+        communicator_variants: at most three dicts, such as `{"max_ctas": 8}`: the all-gathers of FSDP2 models also try
+            process groups whose NCCL config has these values, and keep one where steps get shorter. All ranks say the
+            same, before `fully_shard`.
     """
+    import torch  # noqa: F401  (under `launch` the agent comes with it, which needs `activate` to be imported whole)
+
     from zerotune.agent.activate import activate
 
     activate(fabric=fabric, endpoint=endpoint)
+    if communicator_variants:
+        from zerotune.zero_runtime.autotune.fsdp2 import vary
+
+        vary(communicator_variants)
 
 
 def step_ended() -> None:

@@ -10,8 +10,11 @@ from ...store.errors import UserError
 LIMITS: Final = ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")
 
 
-def channel_limit(environment: Mapping[str, str], n_channels: int) -> int:
+def channel_limit(environment: Mapping[str, str], n_channels: int, configured: int | None = None) -> int:
     """Channels of a communicator that would have `n_channels`.
+
+    Args:
+        configured: the communicator's own `maxCTAs`, which a variable replaces; None: it has none.
 
     Raises:
         UserError: a variable is no positive number.
@@ -21,5 +24,5 @@ def channel_limit(environment: Mapping[str, str], n_channels: int) -> int:
         if text:
             if not text.isdecimal() or int(text) < 1:
                 raise UserError(f"{variable}={text!r} is no count of channels", "say 8, for example, or unset it")
-            n_channels = min(n_channels, int(text))
-    return n_channels
+            n_channels, configured = min(n_channels, int(text)), None
+    return n_channels if configured is None else min(n_channels, configured)

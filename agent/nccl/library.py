@@ -24,7 +24,7 @@ from ...store.records.passages import OtherPlugin, Passage, PassageKind, Passage
 from ...store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
 from .compiled import PLUGIN
 
-LAYOUT_VERSION: Final = 4
+LAYOUT_VERSION: Final = 5
 MAX_PLAN_ROWS: Final = 4096
 RING_RECORDS: Final = 65536
 COST_RING_RECORDS: Final = 512

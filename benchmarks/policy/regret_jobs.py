@@ -82,6 +82,7 @@ class Ours(Default):
                 0,
                 0,
                 int(TimingSource.emulated),
+                0,
             )
         )
 

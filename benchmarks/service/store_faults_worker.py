@@ -287,6 +287,7 @@ def _to_first_schema(path: Path) -> None:
         ("jobs", "name"),
         ("jobs", "is_lost"),
         ("decisions", "step"),
+        ("decisions", "chunk_bytes"),
     ):
         database.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
     database.execute("DROP TABLE tallies")

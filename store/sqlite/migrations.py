@@ -160,10 +160,17 @@ def m011_chunk_size_of_series(db: sqlite3.Connection | Database) -> None:
     db.execute("ALTER TABLE series_of_chunks RENAME TO series")
 
 
+@_step
+def m012_chunk_size_of_decisions(db: sqlite3.Connection | Database) -> None:
+    """The chunk size that a decision asks for; 0: NCCL's own."""
+    db.execute("ALTER TABLE decisions ADD COLUMN chunk_bytes INTEGER NOT NULL DEFAULT 0")
+
+
 READABLE_WITHOUT: Final = {
     "m002_step_of_decisions", "m003_names_and_ends_of_jobs", "m004_what_passed_the_tuner_by", "m005_what_was_written",
     "m006_who_was_late", "m007_failures", "m008_steps_and_decisions_as_written",
     "m009_all_but_models_as_written", "m010_environment_of_jobs", "m011_chunk_size_of_series",
+    "m012_chunk_size_of_decisions",
 }  # fmt: skip
 """Steps that a store may lack if it is only read; readers of what they add must expect it to be missing."""
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from benchmarks.lib.free_port import free_port
-from zerotune.store.wire import FLAG_CHUNK, FLAG_MATCHED
+from zerotune.store.wire import FLAG_MATCHED
 
 
 def launch(world, *words, fabric="ethernet_boxes", **environment):
@@ -135,15 +135,15 @@ def test_a_plan_file_that_applies_heeds_no_daemon(world):
     assert world.status().jobs == ()
 
 
-def flags_of(trace):
-    """Those of all records in a trace."""
-    data, flags = trace.read_bytes(), b""
+def column_of(trace, name):
+    """The bytes of a column of all records in a trace."""
+    data, column = trace.read_bytes(), b""
     while data:
         member = zlib.decompressobj(31)
         content = msgspec.msgpack.decode(member.decompress(data))
-        flags += content["columns"]["flags"] if content["type"] == "records" else b""
+        column += content["columns"][name] if content["type"] == "records" else b""
         data = member.unused_data
-    return flags
+    return column
 
 
 @pytest.mark.timeout(90)
@@ -154,8 +154,8 @@ def test_a_plan_files_chunk_sizes_are_agreed_on_like_all_of_it(world, version):
     world.environment["ZEROTUNE_NCCL_VERSION"] = version
     returncode, output = world.finish(world.take_steps(250, launch=("--plan", plan, "--log-trace", traces)))
     assert returncode == 0, output
-    found = [flags_of(path) for path in traces.glob("*.zttrace")]
+    found = [*traces.glob("*.zttrace")]
     assert len(found) == 2
-    for flags in found:
-        assert any(one & FLAG_MATCHED for one in flags)
-        assert any(one & FLAG_CHUNK for one in flags) == (version == "2.30.7")
+    for path in found:
+        assert any(one & FLAG_MATCHED for one in column_of(path, "flags"))
+        assert any(column_of(path, "chunk_bytes")) == (version == "2.30.7")

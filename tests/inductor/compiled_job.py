@@ -24,7 +24,7 @@ if dist.get_rank() == 0:
     fabric_id, _ = identity.describe(None)
     us = 1.05 ** round(math.log(750.0, 1.05))
     where = 2, 1, 2 * 64 * 64 * 4, us, 0, 0, math.nan
-    what = int(Collective.all_gather), 0, 255, 255, 0, 1, 0, 0, 4
+    what = int(Collective.all_gather), 0, 255, 255, 0, 1, 0, 0, 4, 0
     with Store.open(sys.argv[1]) as store:
         store.record_job("job", fabric_id, {}, 2)
         store.record_measurements(fabric_id, "job", np.array([(*where, *what)], MEASUREMENT))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,14 @@ def rccl(text: str, n_bytes: int) -> Asked:
         if int(low) <= n_bytes <= int(high):
             return algorithm, protocol, max(channels, 0)
     return None
+
+
+def test_a_row_with_a_chunk_size_has_no_counterpart(tmp_path: Path) -> None:
+    plain, chunked = rows_of([(0, 9, (Algorithm.ring, Protocol.simple, 4))] * 2)
+    chunked = msgspec.structs.replace(chunked, candidate=msgspec.structs.replace(plain.candidate, chunk_bytes=65536))
+    for to in ("nvidia-csv", "ncclx-csv"):
+        remarks = write_table(to, [plain, chunked], tmp_path / "t.csv")
+        assert remarks[-1] == f"1 row left out, without a counterpart in {to}."
 
 
 @given(st.lists(st.tuples(cut, cut, setting), max_size=8))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from zerotune.agent.observing.trace_log import MAX_BLOCK_RECORDS, TraceLog
 from zerotune.store.errors import TraceError
 from zerotune.store.records import StepRecord
-from zerotune.store.trace_format import MAX_MEMBER_BYTES, RecordBlock, TraceHeader, pack_member
+from zerotune.store.trace_format import MAX_MEMBER_BYTES, TRACE_SUFFIX, RecordBlock, TraceEnd, TraceHeader, pack_member
 from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.traces.own.reader import RECORD_DTYPE, iter_members, read_own, trace_files
 
@@ -39,7 +39,7 @@ def new_log(directory: Path, **changes: object) -> TraceLog:
 
 
 def records_from(seed: int, n_records: int) -> np.ndarray:
-    raw = np.random.default_rng(seed).integers(0, 256, n_records * 64, dtype=np.uint8)
+    raw = np.random.default_rng(seed).integers(0, 256, n_records * RECORD_DTYPE.itemsize, dtype=np.uint8)
     return raw.view(RECORD_DTYPE)
 
 
@@ -209,6 +209,21 @@ def test_other_versions_and_formats_are_named(tmp_path: Path):
     path.write_bytes(pack_member(HEADER) * 2)
     with pytest.raises(TraceError, match="second header"):
         read_own(path)
+
+
+def test_a_trace_of_before_chunk_sizes_is_read(tmp_path: Path):
+    written = typical_records(10)
+    columns = {name: _planes(written[name]) for name in RECORD_DTYPE.names if name not in ("chunk_bytes", "reserved")}
+    members = (HEADER, RecordBlock(10, columns), TraceEnd(10, 0))
+    path = tmp_path / f"old{TRACE_SUFFIX}"
+    path.write_bytes(b"".join(map(pack_member, members)))
+    found = read_own(path).records
+    assert not found["chunk_bytes"].any()
+    np.testing.assert_array_equal(found[[*columns]], written[[*columns]])
+
+
+def _planes(values: np.ndarray) -> bytes:
+    return np.ascontiguousarray(values).view("u1").reshape(len(values), -1).T.tobytes()
 
 
 def test_flushes_by_time_and_by_number(tmp_path: Path):

@@ -85,6 +85,7 @@ COST = np.dtype(wire.COST_FIELDS)
 TOO_LARGE = {
     "message_bytes": 2**63, "n_ranks": wire.MAX_RANK + 2, "n_nodes": 2**31, "duration_us": np.inf,
     "memory_pressure": np.inf, "n_algorithms": 8, "n_protocols": 4, "n_pipe_ops": 2**31,
+    "chunk_bytes": 2**25 + 1,
 }  # fmt: skip
 
 

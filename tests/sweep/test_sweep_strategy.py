@@ -168,7 +168,8 @@ def test_chunk_sizes_are_tried_beside_its_own():
     stored = np.zeros(2, MEASUREMENT)
     stored["collective"], stored["message_bytes"], stored["duration_us"] = Collective.all_gather, 4096, 50.0
     stored["algorithm"], stored["protocol"], stored["n_channels"], stored["source"] = 1, 2, 1, Source.sweep
-    assert restore(points, stored, 65536) == 2
+    stored["chunk_bytes"] = 65536
+    assert restore(points, stored) == 2
     assert [len(point.duration_us) for point in points] == [0, 0, 2, 0, 0]
 
 

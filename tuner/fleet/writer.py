@@ -99,7 +99,8 @@ class FleetWriter:
             job_id: the job that measured them.
             block: MEASUREMENT, shape (n,); copied.
         """
-        block = block[(block["source"] == Source.live) & (block["outcome"] == Outcome.ok)]
+        is_shared = (block["source"] == Source.live) & (block["outcome"] == Outcome.ok)
+        block = block[is_shared & (block["chunk_bytes"] == 0)]  # objects have no chunk sizes
         with self._changed:
             room = MAX_WAITING_ROWS - self._n_waiting
             if len(block) > room:

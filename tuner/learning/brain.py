@@ -76,6 +76,8 @@ class BrainSettings(msgspec.Struct, frozen=True):
 
     own_steps: int = 0
     """This many steps at the beginning run NCCL's own choice."""
+    chunk_sizes: bool = False
+    """NCCL asks for chunk sizes: settings with one may be used that earlier jobs or sweeps measured."""
 
     def options(self) -> DaemonOptions:
         """The settings as `zerotune status` shows them."""
@@ -105,7 +107,7 @@ class Brain(Inspection):
         self.memory = MemoryGate(settings.memory_threshold, fabric)
         self._regimes = Regimes()
         self._tables = CandidateTables(self._costs)
-        self._tables.knowledge = knowledge
+        self.knowledge = knowledge
         self._surrogate = Surrogate(self._tables, self._regimes)
         self._policy = Policy(self._surrogate, self.budget, self.memory, self._note)
         self._latency = self._policy.trial_cost.latency
@@ -135,7 +137,7 @@ class Brain(Inspection):
 
     @knowledge.setter
     def knowledge(self, knowledge: Knowledge) -> None:
-        self._tables.knowledge = knowledge
+        self._tables.knowledge = knowledge if self.settings.chunk_sizes else knowledge.without_chunk_sizes()
 
     def restrict(self, costs: CostPrior) -> None:
         """Predict from `costs`, not from the fabric's description, as replays do; before the first measurement."""
@@ -384,15 +386,16 @@ class Brain(Inspection):
         connects = np.zeros(len(block), np.bool_)
         connects[self.memory.ran(block)] = True
         is_obeyed = ~self._accounting.refused(block, slots)
+        for slot in sorted(set(slots[is_obeyed].tolist())):
+            state, candidate = self._states[int(evidence.key[slot])], evidence.candidates[slot]
+            is_tried = candidate in (state.trial, state.provisional)
+            if is_tried and (ran := self._fewer.seen(state.key, candidate, block[is_obeyed & (slots == slot)])):
+                self._policy.drop(state, candidate, f"NCCL runs it {ran}", ban=True)
+        is_obeyed &= block["chunk_bytes"] == evidence.chunk_bytes[slots]
         if not is_obeyed.any():
             return
         block, keys, logs, slots = block[is_obeyed], keys[is_obeyed], logs[is_obeyed], slots[is_obeyed]
         steps, connects = steps[is_obeyed], connects[is_obeyed]
-        for slot in sorted(set(slots.tolist())):
-            state, candidate = self._states[int(evidence.key[slot])], evidence.candidates[slot]
-            is_tried = candidate in (state.trial, state.provisional)
-            if is_tried and (n := self._fewer.seen(state.key, candidate, block[slots == slot])):
-                self._policy.drop(state, candidate, f"NCCL runs it on {n} channels", ban=True)
         why = in_force.why(len(self._states))
         is_trial = EXPLORING[why]
         self._accounting.forget_slow_firsts(slots, logs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -88,8 +88,10 @@ class Knowledge:
             ):
                 if candidate not in known or known[candidate].n_calls < line.count:
                     known[candidate] = entry
-        self._cells = {(key.collective, *cell_of(one)) for key, known in self._by_key.items() for one in known}
+        every = ((key.collective, one) for key, known in self._by_key.items() for one in known)
+        self._cells = {(collective, *cell_of(one)) for collective, one in every if not one.chunk_bytes}
         self._gains = _gains_by_key([*by_job] or [statistics])
+        self._has_chunk_sizes = any(line.candidate.chunk_bytes for line in statistics)
         self.told: Mapping[DecisionKey, tuple[Candidate, float, float]] = {}
         self.told_by = ""
 
@@ -98,6 +100,19 @@ class Knowledge:
         both = copy.copy(self)
         both.told, both.told_by = told, by
         return both
+
+    def without_chunk_sizes(self) -> Knowledge:
+        """The same for a job whose plans can name no chunk sizes."""
+        if not self._has_chunk_sizes:
+            return self
+        plain = copy.copy(self)
+        plain._by_key, plain._by_place = _plain(self._by_key), _plain(self._by_place)
+        plain._gains = _plain(self._gains)
+        return plain
+
+    def with_chunk_size(self, key: DecisionKey) -> list[Candidate]:
+        """The settings with a chunk size that were measured at a key, in any phase."""
+        return sorted((one for one in self._by_place.get(_place(key), {}) if one.chunk_bytes), key=str)
 
     def winners(self) -> dict[DecisionKey, tuple[Candidate, float, float]]:
         """The settings with the highest gain in earlier jobs, for other users."""
@@ -271,6 +286,15 @@ class Knowledge:
             return None
         known = self._by_key.get(key, {}).get(told[0])
         return told[:2] if known is None or known.n_calls < MIN_COUNT else None
+
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+def _plain(found: dict[_Key, dict[Candidate, _Value]]) -> dict[_Key, dict[Candidate, _Value]]:
+    plain = {key: {one: value for one, value in of_key.items() if not one.chunk_bytes} for key, of_key in found.items()}
+    return {key: of_key for key, of_key in plain.items() if of_key}
 
 
 def _as_asked(

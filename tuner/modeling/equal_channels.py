@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -57,7 +58,7 @@ def asked_for(ran: Candidate, offered: Collection[str], key: DecisionKey) -> Can
         return ran
     low, high = size_class_range(key.size_class)
     for n_channels in range(ran.n_channels + 1, MAX_CHANNELS + 1):
-        asked = Candidate(ran.algorithm, ran.protocol, n_channels)
+        asked = msgspec.structs.replace(ran, n_channels=n_channels)
         if str(asked) in offered:
             least, most = (channels_used(key.collective, ran.protocol, size, n_channels) for size in (low, high))
             if least <= ran.n_channels <= most:
@@ -66,15 +67,17 @@ def asked_for(ran: Candidate, offered: Collection[str], key: DecisionKey) -> Can
 
 
 class RunsFewer:
-    """Finds settings that NCCL runs on fewer channels than requested: they equal settings with fewer channels.
+    """Finds settings that NCCL runs on fewer channels than requested, or with its own chunk size: they equal others.
 
-    From 2.31 on NCCL lets a tuner lower its own channel count, but never raise it.
+    From 2.31 on NCCL lets a tuner lower its own channel count, but never raise it. In a group it keeps its own chunk
+    size if the plan names several for one algorithm and protocol.
     """
 
     def __init__(self) -> None:
         self._n_calls: Counter[tuple[DecisionKey, Candidate]] = Counter()
+        self._n_own: Counter[tuple[DecisionKey, Candidate]] = Counter()
 
-    def seen(self, key: DecisionKey, candidate: Candidate, calls: npt.NDArray[np.void]) -> int:
+    def seen(self, key: DecisionKey, candidate: Candidate, calls: npt.NDArray[np.void]) -> str:
         """Take in calls of a setting.
 
         Args:
@@ -83,11 +86,15 @@ class RunsFewer:
             calls: MEASUREMENT_FIELDS, shape [n].
 
         Returns:
-            The channels that ran, once `CONFIRMED` calls show that they are fewer; else 0.
+            How it runs, once `CONFIRMED` calls show that this is not as requested; else nothing.
         """
+        n_own = int(np.count_nonzero(calls["chunk_bytes"] != candidate.chunk_bytes))
+        self._n_own[key, candidate] += 2 * n_own - len(calls)
+        if n_own and self._n_own[key, candidate] >= CONFIRMED:
+            return "with its own chunk size"
         if candidate.protocol is None or not candidate.n_channels:
-            return 0
+            return ""
         ran, least_bytes = calls["n_channels"][calls["n_channels"] > 0], int(np.min(calls["message_bytes"]))
         used = channels_used(key.collective, candidate.protocol, least_bytes, candidate.n_channels)
         self._n_calls[key, candidate] += 2 * int(np.count_nonzero(ran < used)) - len(ran)
-        return int(ran.max()) if len(ran) and self._n_calls[key, candidate] >= CONFIRMED else 0
+        return f"on {ran.max()} channels" if len(ran) and self._n_calls[key, candidate] >= CONFIRMED else ""

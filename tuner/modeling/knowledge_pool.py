@@ -177,7 +177,9 @@ def _is_possible(line: CandidateStatistics) -> bool:
 
 
 def _undated(lines: Iterable[CandidateStatistics]) -> list[CandidateStatistics]:
-    return [msgspec.structs.replace(line, last_seen_s=0.0) for line in lines if _is_possible(line)]
+    # Older readers would take a setting with a chunk size for the one without.
+    plain = (line for line in lines if _is_possible(line) and not line.candidate.chunk_bytes)
+    return [msgspec.structs.replace(line, last_seen_s=0.0) for line in plain]
 
 
 def _name(fabric_id: str) -> str:

@@ -22,7 +22,8 @@ from ...store.sqlite.rows.measurements import candidate_of
 from .levels import Cells, Levelled, levelled
 
 _SETTING_COLUMNS: Final = (
-    "n_ranks", "n_nodes", "collective", "phase", "message_bytes", "algorithm", "protocol", "n_channels", "is_default",
+    "n_ranks", "n_nodes", "collective", "phase", "message_bytes", "algorithm", "protocol", "n_channels", "chunk_bytes",
+    "is_default",
 )  # fmt: skip
 _TIMED: Final = ("id", "series", "job", "step", "duration_us", "measured_at_s")
 _LEAST_LOG: Final = -20.0
@@ -65,7 +66,9 @@ def statistics(
     Returns:
         One entry per (key, candidate, chosen by NCCL or not), sorted by key.
     """
-    rows = store.stored(fabric_id, job_id, without_job=without_job, outcome=Outcome.ok, names=_TIMED)
+    rows = store.stored(
+        fabric_id, job_id, without_job=without_job, outcome=Outcome.ok, names=_TIMED, any_chunk_size=True
+    )
     if not len(rows):
         return []
     settings, cell = _settings(store, fabric_id, rows)
@@ -119,7 +122,7 @@ def _levels_of(
     """Corrections for a slower network; see `levelled`.
 
     Args:
-        settings: shape (n_cells, 9), in _SETTING_COLUMNS.
+        settings: shape (n_cells, 10), in _SETTING_COLUMNS.
         cell: index into `settings` of each measurement, shape (n,).
         rows: STORED, shape (n,).
 
@@ -134,7 +137,7 @@ def _levels_of(
     _, key = np.unique(of_key, axis=0, return_inverse=True)
     _, messages = np.unique(settings[:, :5], axis=0, return_inverse=True)
     messages = messages.reshape(-1)
-    is_default = np.flatnonzero(settings[:, 8])
+    is_default = np.flatnonzero(settings[:, -1])
     default_of = np.full(int(messages.max()) + 1, -1)
     default_of[messages[is_default]] = is_default
     cells = Cells(place.reshape(-1).astype(np.int64), key.reshape(-1).astype(np.int64), default_of[messages])

@@ -217,7 +217,7 @@ def export_measurements(store_path: Path, out: Path, job_id: str | None = None) 
         if not chosen:
             whose = "" if job_id is None else f" of job {job_id!r}"
             raise UserError(f"no measurements{whose} are recorded in {store.path}", "run a job or a sweep first")
-        blocks = (_columns(store.measurements(fabric, job), job, fabric) for job, fabric in chosen)
+        blocks = (_columns(store.measurements(fabric, job, chunk_bytes=None), job, fabric) for job, fabric in chosen)
         write = _write_parquet if out.suffix.lower() == ".parquet" else _write_csv
         n_rows = write(blocks, out)
     n_jobs = len({job for job, _ in chosen})

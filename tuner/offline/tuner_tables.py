@@ -146,7 +146,7 @@ def table_text(to: str, rows: Iterable[PlanRow]) -> str:
 
 def _has_counterpart(to: str, row: PlanRow) -> bool:
     is_named = row.collective in _COLLECTIVES and None not in (row.candidate.algorithm, row.candidate.protocol)
-    return is_named and (not to.startswith("ncclx") or _per_rank(row) is not None)
+    return is_named and not row.candidate.chunk_bytes and (not to.startswith("ncclx") or _per_rank(row) is not None)
 
 
 def _fields_of(to: str, row: PlanRow) -> Sequence[object]:

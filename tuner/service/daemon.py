@@ -411,6 +411,7 @@ def _of_job(usual: BrainSettings, told: JobOptions) -> BrainSettings:
         tune_steps=told.tune_steps or usual.tune_steps,
         compare_steps=told.compare_steps or usual.compare_steps,
         own_steps=told.own_steps,
+        chunk_sizes=told.chunk_sizes,
     )
 
 
@@ -427,7 +428,8 @@ def _loader(pool_folder: Path | None, shelf: Shelf | None) -> Loader:
         if shelf is not None and (told := shelf.told(fabric_id)):
             return known.with_told(told, "the fleet's book")
         if (other := same_machine(store.fabrics(), fabric_id)) is not None:
-            return known.with_told(Knowledge.from_store(store, other).winners(), "this machine with other variables")
+            there = Knowledge.from_store(store, other).without_chunk_sizes()
+            return known.with_told(there.winners(), "this machine with other variables")
         return known
 
     return load

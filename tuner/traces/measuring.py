@@ -23,7 +23,7 @@ from .records import FLAG_DEFAULT, FLAG_FORCED, UNKNOWN_U1, UNKNOWN_U4, Block, S
 
 _SAME_FIELDS: Final = (
     "n_ranks", "n_nodes", "message_bytes", "duration_us", "epoch", "memory_pressure", "collective", "phase",
-    "algorithm", "protocol", "n_channels", "timing_source",
+    "algorithm", "protocol", "n_channels", "timing_source", "chunk_bytes",
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The results of every importer: blocks of observations, and a summary of a file.
 
-Blocks are numpy arrays of `zerotune.store.wire.OBSERVATION_FIELDS`, the same 64 bytes that the plugin records.
+Blocks are numpy arrays of `zerotune.store.wire.OBSERVATION_FIELDS`, the same 72 bytes that the plugin records.
 Unknown values: n_ranks, n_nodes, n_channels and start_ns 0; rank and step all ones; duration_us negative;
 algorithm, protocol and datatype 255; memory_pressure NaN. No unknown value is guessed.
 """

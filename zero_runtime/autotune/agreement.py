@@ -68,6 +68,10 @@ class Boundaries:
         self._proposed = (self._n_ranks - self._rank) * _MOST**2 + place
         return asked
 
+    def begin_anew(self) -> None:
+        """The window so far does not count; every rank calls this at the same boundary."""
+        self._n_steps = 0
+
     def step_ended(self) -> StepSettings | None:
         """Every rank calls this at each boundary, with nothing of the step under way.
 
@@ -92,4 +96,4 @@ class Boundaries:
             return None
         choices = self.search.choices
         bucket, depth = divmod(said % _MOST**2, _MOST)
-        return StepSettings(choices.buckets_bytes[bucket], choices.prefetches[depth])
+        return StepSettings(choices.buckets_bytes[bucket], choices.prefetches[depth], self.search.leader.variant)

@@ -1,9 +1,11 @@
-"""What changes in a sharded model when another bucket or depth is to run."""
+"""What changes in a sharded model when another bucket, depth or communicator is to run."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -15,6 +17,7 @@ from ..stages.unit import Unit
 from .agreement import Boundaries
 from .choices import DEEPEST, Choices, StepSettings, ladder
 from .measures import clock_of, free_bytes_of
+from .variants import READY_AFTER, Variants, say, why_not
 
 
 class Autotuner:
@@ -43,6 +46,13 @@ class Autotuner:
         depths = range(deepest + 1) if partitioned else (settings.prefetch,)
         nearest = min(buckets, key=lambda bucket: abs(math.log(bucket / begin_bytes)))
         begin = StepSettings(nearest, settings.prefetch)
+        self._variants: Variants | None = None
+        self._n_steps = 0
+        if wanted := settings.communicator_variants:
+            if why := why_not(flats[0].group):
+                say(logging.WARNING, "gathers stay on their process group: %s", why)
+            else:
+                self._variants = Variants(flats[0].group, self._device, wanted, self._greatest)
         self._adopt(begin)
         self._boundaries = Boundaries(
             Choices(buckets, tuple(depths), max(lengths), settings.n_buckets_in_flight),
@@ -67,14 +77,26 @@ class Autotuner:
 
     def step_ended(self) -> None:
         """Every rank calls this at each boundary, when no gradient is left and no new parameter is gathered yet."""
+        if self._variants is not None:
+            self._n_steps += 1
+            search = self._boundaries.search
+            if self._n_steps == READY_AFTER:
+                search.choices = replace(search.choices, variants=self._variants.make())
+                self._boundaries.begin_anew()
+            elif search.is_settled:
+                search.choices = replace(search.choices, variants=self._variants.keep(search.leader.variant))
         changed = self._boundaries.step_ended()
         if changed is not None:
             self._adopt(changed)
+        if self._variants is not None:
+            self._variants.tell(self._boundaries.search.judged)
 
     def _adopt(self, settings: StepSettings) -> None:
         for unit in self._units:
             for flat in unit.flats:
                 flat.coalesce(settings.bucket_bytes)
+                if self._variants is not None:
+                    flat.gather_group = self._variants.groups[settings.variant]
             unit.schedule.rebuild()
         if self._partitioned is not None:
             self._partitioned.prefetch = settings.prefetch

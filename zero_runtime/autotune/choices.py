@@ -17,6 +17,8 @@ class StepSettings(NamedTuple):
 
     bucket_bytes: int
     prefetch: int
+    variant: int = 0
+    """Which of `communicator_variants` gathers run on, counted from 1; 0: the usual communicator."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Choices:
     """Every bucket and depth that may run.
 
     buckets_bytes: ascending. prefetches: ascending; one alone where nothing is gathered ahead.
+    variants: ascending; 0 alone where there is no other communicator. They have their memory already.
     layer_bytes: of the largest layer, which each depth holds once more.
     n_buckets: that exist at a time, besides what is filled.
     """
@@ -32,13 +35,17 @@ class Choices:
     prefetches: tuple[int, ...]
     layer_bytes: int = 0
     n_buckets: int = 2
+    variants: tuple[int, ...] = (0,)
 
     def around(self, settings: StepSettings) -> Iterator[StepSettings]:
-        """All that differ in one of the two: buckets, then depths, the nearest first and larger before smaller."""
+        """All that differ in one: buckets, then depths, the nearest first and larger before smaller, then variants."""
         for bucket in _nearest(self.buckets_bytes, settings.bucket_bytes):
             yield settings._replace(bucket_bytes=bucket)
         for depth in _nearest(self.prefetches, settings.prefetch):
             yield settings._replace(prefetch=depth)
+        for variant in self.variants:
+            if variant != settings.variant:
+                yield settings._replace(variant=variant)
 
     def more_bytes(self, now: StepSettings, then: StepSettings) -> int:
         """Device memory that `then` takes beyond `now`, at most."""
@@ -57,6 +64,7 @@ class Choices:
         return StepSettings(
             max((b for b in self.buckets_bytes if b <= bucket), default=self.buckets_bytes[0]),
             min(self.prefetches, key=lambda known: abs(known - depth)),
+            to.variant,
         )
 
 

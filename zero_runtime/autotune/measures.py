@@ -44,3 +44,19 @@ def free_bytes_of(device: torch.device) -> Callable[[], int]:
         return int(USABLE * max(0, free + cached))
 
     return free_bytes
+
+
+def left_bytes_of(group: dist.ProcessGroup, device: torch.device) -> Callable[[], int]:
+    """Device memory that NCCL could have now, which the driver gives: what torch has reserved does not count.
+
+    Args:
+        group: an emulated one says it by `left_bytes()`.
+    """
+    own: Callable[[], int] | None = getattr(group, "left_bytes", None)
+    if own is not None:
+        return own
+
+    def left_bytes() -> int:
+        return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else UNLIMITED_BYTES
+
+    return left_bytes

@@ -1,8 +1,9 @@
 """Which bucket and depth to run next, from how long steps took: a pure function of numbers that all ranks share.
 
 One setting leads, another is on trial. Both run for some steps in turns until their step times tell them apart, and
-whatever is not faster gives way to the leader. Each trial differs from the leader in the bucket or in the depth; the
-search is over when nothing around the leader is left to try. It begins anew when steps change by themselves.
+whatever is not faster gives way to the leader. Each trial differs from the leader in the bucket, in the depth or in the
+variant; the search is over when nothing around the leader is left to try. It begins anew when steps change by
+themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from statistics import fmean, pvariance
-from typing import Final
+from typing import Final, NamedTuple
 
 from .choices import Choices, StepSettings
 
@@ -37,6 +38,18 @@ PRIOR_WINDOWS: Final = 2
 """That assumption counts as so many windows."""
 
 
+class Judged(NamedTuple):
+    """How a trial has ended."""
+
+    tried: StepSettings
+    against: StepSettings
+    is_faster: bool
+    difference: float
+    """Of step times (log); negative: what was tried took less."""
+    doubt: float
+    """Of the difference, `LIMIT` standard deviations."""
+
+
 class Search:
     """One job's search.
 
@@ -47,6 +60,8 @@ class Search:
     def __init__(self, choices: Choices, begin: StepSettings) -> None:
         self.choices = choices
         self.leader = self.running = begin
+        self.judged: Judged | None = None
+        """The latest trial that has ended."""
         self._trial: StepSettings | None = None
         self._led: deque[float] = deque(maxlen=RECENT)
         """Logarithms of the leader's windows, newest last."""
@@ -95,6 +110,7 @@ class Search:
         difference = fmean(self._tried) - fmean(self._led)
         doubt = LIMIT * self._noise() * math.sqrt(1 / len(self._tried) + 1 / len(self._led))
         is_faster = difference < -max(doubt, LEAST_GAIN)
+        judged = Judged(self._trial, self.leader, is_faster, difference, doubt)
         if is_faster:
             self._rejected.add(self.leader)
             self.leader, self._trial = self._trial, None
@@ -103,7 +119,7 @@ class Search:
             self._rejected.add(self._trial)
             self._trial = None
         if self._trial is None:
-            self._tried = []
+            self._tried, self.judged = [], judged
 
     def _noise(self) -> float:
         """Standard deviation (log) of a window's mean."""

@@ -54,7 +54,8 @@ class Flat:
     ) -> None:
         self.managed = tuple(managed)
         self.parameters = tuple(m.parameter for m in managed)
-        self.group = group
+        self.group = self.gather_group = group
+        """The latter may become another group of the same ranks."""
         self.rank = dist.get_rank(group)
         self.partitioned = partitioned
         self.trainable = self.parameters[0].requires_grad
@@ -158,7 +159,7 @@ class Flat:
         for coalesced in sorted(self.coalesced_groups, key=self._first.isdisjoint):
             phases.announce(phase)
             pairs = [(self.whole[chunks[i].start : chunks[i].end], self.slices[i]) for i in coalesced]
-            work = self._collectives.together(self._collectives.all_gather, pairs, self.group)
+            work = self._collectives.together(self._collectives.all_gather, pairs, self.gather_group)
             self._works.update(dict.fromkeys(coalesced, (work, coalesced)))
 
     def finish_gather(self, chunks: Sequence[int] | None = None) -> None:

@@ -12,7 +12,7 @@
 
 #pragma GCC visibility push(default) /* the rest of the library is hidden */
 
-#define ZT_LAYOUT_VERSION 4u
+#define ZT_LAYOUT_VERSION 5u
 #define ZT_MAX_PLAN_ROWS 4096u
 #define ZT_RING_RECORDS 65536u /* power of two */
 #define ZT_COST_RING_RECORDS 512u
@@ -20,6 +20,7 @@
 #define ZT_ANY_PHASE 255u  /* phase of a row that holds in all of them */
 #define ZT_MIN_CHUNK_KIB 4u /* above any protocol's grain, below which NCCL would round down to nothing */
 #define ZT_MAX_CHUNK_KIB 32768u
+#define ZT_UNKNOWN_CHUNK 1u /* `chunk_bytes` of a graph's replay where NCCL asks for chunk sizes */
 #define ZT_MAX_STAGES 16u
 #define ZT_N_CHECKPOINTS 16u
 #define ZT_MIXED_EPOCHS (UINT64_C(1) << 32)
@@ -40,8 +41,7 @@ enum zt_record_flags {
   ZT_FLAG_CAPTURED = 8,   /* ran from a CUDA graph: its setting dates from the capture, not this epoch */
   ZT_FLAG_FUSED = 16,     /* a run of collectives that were decided on, and timed, together: the bytes are their sum */
   ZT_FLAG_PASSED_BY = 32, /* ran without a decision: no tuner was asked, or what ran is not in its table */
-  ZT_FLAG_OFF_CYCLE = 64, /* the plan tells phases apart, and the communicator's history did not say this call's */
-  ZT_FLAG_CHUNK = 128     /* the row that applied named a chunk size, and NCCL asks for it */
+  ZT_FLAG_OFF_CYCLE = 64  /* the plan tells phases apart, and the communicator's history did not say this call's */
 };
 
 /* How what the profiler saw came to run; all but the first passed the tuner by */
@@ -81,7 +81,9 @@ typedef struct {
   uint8_t flags;
   float memory_pressure;
   uint32_t step;
-} zt_record; /* 64 bytes */
+  uint32_t chunk_bytes; /* that the plan asked for; 0 = none, or NCCL does not ask */
+  uint32_t reserved;
+} zt_record; /* 72 bytes */
 
 typedef struct {
   uint64_t comm_id;
@@ -161,9 +163,10 @@ typedef struct {
 
 /* A decision record (recording on) says what was asked: `sequence` counts decisions of its
  * communicator and collective, `algorithm` and `protocol` are the cell NCCL will take (255 = tuner v2
- * does not show it), `n_channels` what the plan asked (0 = no opinion), `start_ns` is 0.
+ * does not show it), `n_channels` and `chunk_bytes` what the plan asked (0 = no opinion), `start_ns` is 0.
  * A timed record (observing on) says what ran: `sequence` is NCCL's own per-collective number from
- * the profiler's descriptor, equal on all ranks; `start_ns` is the GPU's globaltimer for
+ * the profiler's descriptor, equal on all ranks; `chunk_bytes` is what NCCL was told, which it caps to its
+ * buffers; `start_ns` is the GPU's globaltimer for
  * TimingSource.gpu_kernel, the CPU's monotonic clock otherwise. `comm_id` 0 = not known (NCCL 2.27
  * and older without the profiler).
  *

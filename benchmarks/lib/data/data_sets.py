@@ -308,6 +308,6 @@ def sweep_block(problems: Sequence[Problem], seed: int = 3, n_each: int = 3) -> 
             for _ in range(n_each):
                 noisy_us = us * math.exp(rng.normal(0, problem.noise))
                 where = place.n_ranks, place.n_nodes, problem.message_bytes, noisy_us, 0, 0, math.nan
-                what = int(problem.key.collective), 0, *cell, ran.n_channels, arm == 0, 1, 0, 4
+                what = int(problem.key.collective), 0, *cell, ran.n_channels, arm == 0, 1, 0, 4, 0
                 rows.append((*where, *what))
     return np.array(rows, MEASUREMENT)

@@ -186,6 +186,7 @@ class World:
         block["algorithm"] = [setting.algorithm for setting in ran]
         block["protocol"] = [setting.protocol for setting in ran]
         block["n_channels"] = [setting.n_channels for setting in ran]
+        block["chunk_bytes"] = [setting.chunk_bytes for setting in ran]
         block["is_default"] = [candidate.is_baseline for candidate in chosen]
         block["timing_source"] = TimingSource.emulated
         self.n_calls += len(self.calls)

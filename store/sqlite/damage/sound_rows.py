@@ -13,7 +13,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from ...records import MAX_CHUNK_BYTES, Algorithm, Collective, Outcome, Phase, Protocol, Source, Stage, TimingSource
+from ...records import (
+    MAX_CHUNK_BYTES,
+    MIN_CHUNK_BYTES,
+    Algorithm,
+    Collective,
+    Outcome,
+    Phase,
+    Protocol,
+    Source,
+    Stage,
+    TimingSource,
+)
 from ..rows.measurements import UNKNOWN, candidate_of
 from ..rows.runnable import RUNNABLE_SQL
 
@@ -47,7 +58,8 @@ def _json(kind: str, *members: str) -> str:
 
 
 _CHECKSUM: Final = _or_null(_COUNT)
-"""Below 0: the row was found to be damaged."""
+_CHUNK_BYTES: Final = f"({{0}} = 0 OR {{0}} BETWEEN {MIN_CHUNK_BYTES} AND {MAX_CHUNK_BYTES}) AND {{0}} % 1024 = 0"
+"""Below 0: the row was found to be wrong."""
 CELLS: Final[dict[str, dict[str, str]]] = {
     "fabrics": {
         "fabric_id": _TEXT,
@@ -84,7 +96,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "source": _one_of(Source),
         "outcome": _one_of(Outcome),
         "timing_source": _one_of(TimingSource),
-        "chunk_bytes": f"{{0}} BETWEEN 0 AND {MAX_CHUNK_BYTES}",
+        "chunk_bytes": _CHUNK_BYTES,
         "checksum": _CHECKSUM,
     },
     # Not the series and the job that they belong to: a join finds none, and a million rows are a million comparisons.
@@ -116,6 +128,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "algorithm": _or_null(_one_of(Algorithm)),
         "protocol": _or_null(_one_of(Protocol)) + " AND ({0} IS NULL) = (algorithm IS NULL)",
         "n_channels": "{0} BETWEEN 0 AND 64",
+        "chunk_bytes": _CHUNK_BYTES,
         "epoch": _COUNT,
         "kind": _TEXT,
         "reason": _TEXT,
@@ -148,8 +161,8 @@ _NAMED_BY: Final = {"models": ("name", "fabric_id")}
 _JOINED: Final = ("fabrics", "jobs", "series")
 """Small tables that a million rows refer to: each query checks their rows once, not once per referring row."""
 
-CHUNKED_SERIES: Final = "chunked_series"
-"""View of the series whose chunk size a plan named; `series` shows all others, as to most readers a setting is
+EVERY_SERIES: Final = "every_series"
+"""View of all series; `series` leaves out those of which a plan named the chunk size, as to most readers a setting is
 algorithm, protocol and channels."""
 
 _CANNOT_RUN: Final = f"source = {int(Source.imported)} AND NOT {RUNNABLE_SQL}"
@@ -165,17 +178,23 @@ def show_sound_rows(connection: sqlite3.Connection) -> None:
         condition = _condition(connection, table, _NAMED_BY.get(table, tuple(CELLS[table])))
         if table == "series":
             condition = f"{condition} AND NOT ({_CANNOT_RUN})"
-            if "chunk_bytes" in columns_of(connection, table):
-                chunked = f"SELECT * FROM main.series WHERE {condition} AND chunk_bytes > 0"
-                connection.execute(f"CREATE TEMP VIEW {CHUNKED_SERIES} AS {chunked}")
-                condition += " AND chunk_bytes = 0"
+            knows_chunks = "chunk_bytes" in columns_of(connection, table)
+            shown = "*" if knows_chunks else "*, 0 AS chunk_bytes"
+            every = f"SELECT {shown} FROM main.series WHERE {_looked_up(table, condition)}"
+            connection.execute(f"CREATE TEMP VIEW {EVERY_SERIES} AS {every}")
+            condition += " AND chunk_bytes = 0" if knows_chunks else ""
         if table in _JOINED:
-            condition = f"id NOT IN (SELECT id FROM main.{table} WHERE NOT ifnull({condition}, 0))"
+            condition = _looked_up(table, condition)
         is_sound = f", ifnull({_condition(connection, table, tuple(CELLS[table]))}, 0) AS is_sound"
         connection.execute(
             f"CREATE TEMP VIEW {table} AS SELECT *{is_sound if table in _NAMED_BY else ''} FROM main.{table}"
             f" WHERE {condition}"
         )
+
+
+def _looked_up(table: str, condition: str) -> str:
+    """SQL: the condition as one look for the rows that do not meet it."""
+    return f"id NOT IN (SELECT id FROM main.{table} WHERE NOT ifnull({condition}, 0))"
 
 
 def warn_of_damage(connection: sqlite3.Connection, path: Path, tables: Iterable[str] = tuple(CELLS)) -> None:

@@ -6,7 +6,7 @@ import sqlite3
 from typing import NamedTuple
 
 from ...records import Collective, CommunicatorClass, DecisionKey, Outcome, Phase, size_class
-from ..damage.sound_rows import sound_condition
+from ..damage.sound_rows import EVERY_SERIES, sound_condition
 
 
 class MeasuredCalls(NamedTuple):
@@ -27,7 +27,7 @@ def measured_calls(connection: sqlite3.Connection, job_id: str) -> MeasuredCalls
         "SELECT s.n_ranks, s.n_nodes, s.collective, s.phase, s.message_bytes, s.outcome, m.n, m.n_sound FROM"
         f" (SELECT series, count(*) AS n, sum({sound_condition(connection, 'measurements')}) AS n_sound"
         " FROM main.measurements WHERE job = (SELECT id FROM jobs WHERE job_id = ?) GROUP BY series) m"
-        " JOIN series s ON s.id = m.series",
+        f" JOIN {EVERY_SERIES} s ON s.id = m.series",
         (job_id,),
     ).fetchall()
     of_keys: dict[DecisionKey, int] = {}

@@ -16,7 +16,7 @@ from ...records import Decision, JobRecord, ModelRecord, Outcome, Source, Stage,
 from ...records.lateness import Lateness
 from ...records.passages import Passages
 from ...wire import Facts
-from ..damage.sound_rows import CHUNKED_SERIES
+from ..damage.sound_rows import EVERY_SERIES
 from ..opening import reader
 from ..rows import measurements as _measurements
 from ..rows.decisions import DECISION_COLUMNS, decision_of
@@ -43,7 +43,7 @@ class Reading:
         source: Source | None = None,
         since_s: float | None = None,
         limit: int | None = None,
-        chunk_bytes: int = 0,
+        chunk_bytes: int | None = 0,
     ) -> NDArray[np.void]:
         """Measurements that match all arguments.
 
@@ -51,9 +51,9 @@ class Reading:
             fabric_id: their fabric; None: any.
             job_id: their job; None: any.
             source: live, sweep or imported; None: any.
-            since_s: recorded at this Unix time or later; None: at any time.
-            limit: number of newest rows; None: all.
-            chunk_bytes: the requested chunk size; 0: none was requested, as for all other methods.
+            since_s: those recorded at this Unix time or later; None: of any age.
+            limit: the newest so many; None: all.
+            chunk_bytes: those with this chunk size asked for; None: with any; 0: with none, all that most methods know.
 
         Returns:
             MEASUREMENT, shape (n,), oldest first.
@@ -63,10 +63,10 @@ class Reading:
             "m.job = (SELECT id FROM jobs WHERE job_id = ?)": job_id,
             "s.source = ?": source,
             "m.measured_at_s >= ?": since_s,
-            "s.chunk_bytes = ?": chunk_bytes or None,
+            "s.chunk_bytes = ?": chunk_bytes,
         }
-        names, series = _measurements.MEASUREMENT.names or (), CHUNKED_SERIES if chunk_bytes else "series"
-        return _measurements.select(self._reader(), *_where(conditions), limit, names, series)
+        names = _measurements.MEASUREMENT.names or ()
+        return _measurements.select(self._reader(), *_where(conditions), limit, names, EVERY_SERIES)
 
     def stored(
         self,
@@ -77,6 +77,7 @@ class Reading:
         outcome: Outcome | None = None,
         limit: int | None = None,
         names: Sequence[str] = _measurements.STORED.names or (),
+        any_chunk_size: bool = False,
     ) -> NDArray[np.void]:
         """Measurements on a fabric, with their row ids.
 
@@ -84,8 +85,9 @@ class Reading:
             job_id: their job; None: any.
             without_job: a job whose measurements are left out; None: none.
             outcome: how they ended; None: in any way.
-            limit: number of newest rows; None: all.
-            names: the fields to read; few are faster.
+            limit: the newest so many; None: all.
+            names: the fields that are wanted; few are faster.
+            any_chunk_size: those with a chunk size asked for, too.
 
         Returns:
             STORED with these fields, shape (n,), oldest first.
@@ -96,13 +98,15 @@ class Reading:
             "m.job IS NOT (SELECT id FROM jobs WHERE job_id = ?)": without_job,
             "s.outcome = ?": outcome,
         }
-        return _measurements.select(self._reader(), *_where(conditions), limit, names)
+        series = EVERY_SERIES if any_chunk_size else "series"
+        return _measurements.select(self._reader(), *_where(conditions), limit, names, series)
 
     def series(self, fabric_id: str) -> dict[int, dict[str, int]]:
         """The series of a fabric, by `series` of STORED."""
         names = _measurements.SERIES_COLUMNS[1:]
         rows = self._reader().execute(
-            f"SELECT id, {','.join(names)} FROM series WHERE fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)",
+            f"SELECT id, {','.join(names)} FROM {EVERY_SERIES}"
+            " WHERE fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)",
             (fabric_id,),
         )
         return {number: dict(zip(names, values, strict=True)) for number, *values in rows}
@@ -111,7 +115,7 @@ class Reading:
         """Number of measurements of each job on each fabric, the oldest job first."""
         rows = self._reader().execute(
             "SELECT j.job_id, f.fabric_id, counted.n_rows FROM"
-            " (SELECT m.job, s.fabric, count(*) AS n_rows FROM measurements m JOIN series s ON s.id = m.series"
+            f" (SELECT m.job, s.fabric, count(*) AS n_rows FROM measurements m JOIN {EVERY_SERIES} s ON s.id = m.series"
             " GROUP BY m.job, s.fabric) counted"
             " JOIN jobs j ON j.id = counted.job JOIN fabrics f ON f.id = counted.fabric"
             " ORDER BY counted.job, counted.fabric"

@@ -8,7 +8,7 @@ from ...records import Collective, CommunicatorClass, Decision, DecisionKey, Pha
 from .measurements import candidate_of
 
 DECISION_COLUMNS: Final = (
-    "n_ranks", "n_nodes", "collective", "phase", "size_class", "algorithm", "protocol", "n_channels",
+    "n_ranks", "n_nodes", "collective", "phase", "size_class", "algorithm", "protocol", "n_channels", "chunk_bytes",
     "epoch", "kind", "reason", "predicted_us", "predicted_low_us", "predicted_high_us", "baseline_us",
     "n_measurements", "model_id", "decided_at_s", "alternatives", "step",
 )  # fmt: skip
@@ -19,8 +19,8 @@ def decision_values(decision: Decision) -> tuple[Any, ...]:
     key, candidate = decision.key, decision.candidate
     return (
         key.communicator.n_ranks, key.communicator.n_nodes, key.collective, key.phase, key.size_class,
-        candidate.algorithm, candidate.protocol, candidate.n_channels,
-        *(getattr(decision, name) for name in DECISION_COLUMNS[8:]),
+        candidate.algorithm, candidate.protocol, candidate.n_channels, candidate.chunk_bytes,
+        *(getattr(decision, name) for name in DECISION_COLUMNS[9:]),
     )  # fmt: skip
 
 
@@ -28,5 +28,6 @@ def decision_of(row: tuple[Any, ...]) -> Decision:
     """The decision in job_id, fabric_id and DECISION_COLUMNS."""
     job_id, fabric_id, n_ranks, n_nodes, collective, phase, size_class = row[:7]
     key = DecisionKey(CommunicatorClass(n_ranks, n_nodes), Collective(collective), Phase(phase), size_class)
-    rest = dict(zip(DECISION_COLUMNS[8:], row[10:], strict=True))
-    return Decision(job_id, fabric_id, key, candidate_of(row[7], row[8], row[9]), **rest)
+    rest = dict(zip(DECISION_COLUMNS[9:], row[11:], strict=True))
+    setting = candidate_of(row[7], row[8], row[9], row[10] or 0)  # an older store has no chunk sizes
+    return Decision(job_id, fabric_id, key, setting, **rest)

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...records import (
+    MAX_CHUNK_BYTES,
+    MIN_CHUNK_BYTES,
     Algorithm,
     Candidate,
     Collective,
@@ -45,6 +47,7 @@ MEASUREMENT_FIELDS: Final = [
     ("source", "u1"),
     ("outcome", "u1"),
     ("timing_source", "u1"),
+    ("chunk_bytes", "<u4"),
 ]
 """numpy dtype fields of a block of measurements; NaN memory_pressure and UNKNOWN mean unknown."""
 
@@ -56,7 +59,7 @@ STORED: Final = np.dtype(MEASUREMENT_FIELDS + _PLACE_FIELDS)
 
 _SETTING_OF: Final = (
     "n_ranks", "n_nodes", "message_bytes", "collective", "phase", "algorithm", "protocol", "n_channels",
-    "is_default", "source", "outcome", "timing_source",
+    "is_default", "source", "outcome", "timing_source", "chunk_bytes",
 )  # fmt: skip
 _SERIES: Final = np.dtype([(name, MEASUREMENT[name]) for name in _SETTING_OF])
 SERIES_COLUMNS: Final = ("fabric", *_SETTING_OF)
@@ -75,20 +78,17 @@ class SeriesIds:
     """Row ids of the series written so far; only the writer thread uses it."""
 
     def __init__(self) -> None:
-        self._ids: dict[tuple[int, int, bytes], int] = {}
+        self._ids: dict[tuple[int, bytes], int] = {}
 
     def forget(self) -> None:
         """After a rollback: ids handed out since may not exist."""
         self._ids.clear()
 
-    def of_block(
-        self, connection: sqlite3.Connection, fabric: int, block: NDArray[np.void], chunk_bytes: int = 0
-    ) -> NDArray[np.int64]:
+    def of_block(self, connection: sqlite3.Connection, fabric: int, block: NDArray[np.void]) -> NDArray[np.int64]:
         """Ids of the series that measurements belong to; unknown series are inserted.
 
         Args:
             block: MEASUREMENT, shape (n,).
-            chunk_bytes: the requested chunk size; 0: none was requested.
 
         Returns:
             Series id of each row of `block`, shape (n,).
@@ -97,19 +97,19 @@ class SeriesIds:
         for name in _SETTING_OF:
             keys[name] = block[name]
         raw, inverse = np.unique(keys.view(f"V{_SERIES.itemsize}"), return_inverse=True)
-        ids = [self._id(connection, fabric, chunk_bytes, key.tobytes()) for key in raw]
+        ids = [self._id(connection, fabric, key.tobytes()) for key in raw]
         return np.asarray(ids, np.int64)[inverse]
 
-    def _id(self, connection: sqlite3.Connection, fabric: int, chunk_bytes: int, key: bytes) -> int:
-        known = self._ids.get((fabric, chunk_bytes, key))
+    def _id(self, connection: sqlite3.Connection, fabric: int, key: bytes) -> int:
+        known = self._ids.get((fabric, key))
         if known is not None:
             return known
-        values = (fabric, *np.frombuffer(key, _SERIES)[0].item(), chunk_bytes)
-        columns, marks = (*SERIES_COLUMNS, "chunk_bytes"), ",".join("?" * len(values))
+        values = (fabric, *np.frombuffer(key, _SERIES)[0].item())
+        columns, marks = SERIES_COLUMNS, ",".join("?" * len(values))
         connection.execute(f"INSERT OR IGNORE INTO series ({','.join(columns)}) VALUES ({marks})", values)
         where = " AND ".join(f"{column} = ?" for column in columns)
         (found,) = connection.execute(f"SELECT id FROM series WHERE {where}", values).fetchone()
-        self._ids[fabric, chunk_bytes, key] = found
+        self._ids[fabric, key] = found
         return int(found)
 
 
@@ -201,27 +201,31 @@ _ALLOWED: Final = {
 
 
 def well_formed(block: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Whether each row of `block` (MEASUREMENT, shape [n]) holds values that the records allow, shape [n]."""
+    """Which rows of `block` (MEASUREMENT, shape [n]) hold values that the records allow, shape [n]."""
+    chunk_bytes = block["chunk_bytes"]
     good: NDArray[np.bool_] = (
         (block["message_bytes"] - 1 < 2**62 - 1)  # 0 wraps around
         & (block["duration_us"] >= 0)
         & (block["duration_us"] < np.inf)
         & ((block["algorithm"] != UNKNOWN) | (block["protocol"] == UNKNOWN))
+        & ((chunk_bytes == 0) | ((chunk_bytes >= MIN_CHUNK_BYTES) & (chunk_bytes <= MAX_CHUNK_BYTES)))
+        & (chunk_bytes % 1024 == 0)
     )
     for name, table in _ALLOWED.items():
         good &= table[block[name]]
     return good
 
 
-def candidate_of(algorithm: int | None, protocol: int | None, n_channels: int) -> Candidate:
+def candidate_of(algorithm: int | None, protocol: int | None, n_channels: int, chunk_bytes: int = 0) -> Candidate:
     """The candidate that integer columns name.
 
     Args:
         algorithm: None or UNKNOWN: no opinion, and none on the protocol.
         protocol: None or UNKNOWN: not known.
         n_channels: 0: no opinion.
+        chunk_bytes: 0: no opinion.
     """
     if algorithm is None or algorithm == UNKNOWN:
-        return Candidate(n_channels=n_channels)
+        return Candidate(n_channels=n_channels, chunk_bytes=chunk_bytes)
     told = None if protocol is None or protocol == UNKNOWN else Protocol(protocol)
-    return Candidate(Algorithm(algorithm), told, n_channels)
+    return Candidate(Algorithm(algorithm), told, n_channels, chunk_bytes)

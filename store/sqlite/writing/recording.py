@@ -97,14 +97,11 @@ class Recording:
                 is_essential=True,
             )
 
-    def record_measurements(
-        self, fabric_id: str, job_id: str, block: NDArray[np.void], *, chunk_bytes: int = 0
-    ) -> None:
+    def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
         """Queue measurements; malformed rows and those that a full queue refuses are counted.
 
         Args:
             block: MEASUREMENT, shape (n,); copied.
-            chunk_bytes: the requested chunk size; 0: none was requested.
         """
         good = _measurements.well_formed(block)
         if not good.all():
@@ -116,7 +113,7 @@ class Recording:
 
         def write(connection: sqlite3.Connection) -> None:
             fabric = _fabric_row(connection, fabric_id)
-            series = self._series.of_block(connection, fabric, block, chunk_bytes)
+            series = self._series.of_block(connection, fabric, block)
             _measurements.insert(connection, series, _job_row(connection, job_id, fabric), block, now_s)
             self._rows_until_retention -= len(block)
             if self._rows_until_retention < 0:

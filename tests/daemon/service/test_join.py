@@ -54,6 +54,13 @@ def test_records_that_come_faster_than_they_are_joined_are_bounded(records, monk
     assert len(joiner.join(0.0, 1)[0]) == 150
 
 
+def test_a_chunk_size_that_was_asked_for_is_measured(records):
+    joiner = Joiner()
+    asked = [0, 4096, 65536, 2**25]
+    joiner.add(0, records(4, n_ranks=1, chunk_bytes=asked, sequence=np.arange(4)))
+    assert joiner.join(0.0, 1)[0]["chunk_bytes"].tolist() == asked
+
+
 @pytest.mark.parametrize(("flags", "is_default"), [(FLAG_TIMED, 1), (FLAG_TIMED | FLAG_MATCHED, 0)])
 def test_a_row_that_no_plan_matched_was_nccls_own_choice(records, flags, is_default):
     joiner = Joiner()
@@ -82,7 +89,11 @@ def test_records_without_a_duration_or_sense_are_not_joined(records, useless):
 
 
 @pytest.mark.parametrize(
-    "nonsense", [{"algorithm": 9}, {"protocol": 3}, {"phase": 7}, {"message_bytes": 0}, {"duration_us": 0}]
+    "nonsense",
+    [
+        *({"algorithm": 9}, {"protocol": 3}, {"phase": 7}, {"message_bytes": 0}, {"duration_us": 0}),
+        *({"chunk_bytes": one} for one in (1, 1024, 65537, 2**25 + 1024, 2**32 - 1)),
+    ],
 )
 def test_measurements_that_the_store_would_refuse_reach_nobody(records, nonsense):
     joiner = Joiner()

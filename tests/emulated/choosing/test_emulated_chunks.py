@@ -12,7 +12,6 @@ from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.emulated.errors import SettingDisagreement
 from zerotune.agent.nccl.fabric_file import ChunkEffect
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
-from zerotune.store.wire import FLAG_CHUNK
 
 SHAPE = CommunicatorClass(2, 2)
 OWN = Candidate(Algorithm.ring, Protocol.simple, 2)
@@ -51,7 +50,7 @@ def test_a_plans_chunk_size_runs_where_nccl_asks(pair: Pair, fabric: str, versio
         call = issue(ranks, Collective.all_gather, MIB)
         is_chunked = asks and version == "2.30.7"
         assert call.candidate == (CHUNKED if is_chunked else OWN)
-        assert {bool(one["flags"] & FLAG_CHUNK) for one in plugin.drain()} == {is_chunked}
+        assert {int(one["chunk_bytes"]) for one in plugin.drain()} == {65536 if is_chunked else 0}
         assert issue(ranks, Collective.reduce_scatter, MIB).candidate == OWN
         both = group(ranks, [(Collective.all_gather, MIB), (Collective.reduce_scatter, MIB)])
         assert {one.candidate for one in both} == {call.candidate, OWN}

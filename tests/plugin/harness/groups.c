@@ -96,6 +96,41 @@ static void a_replay_uses_up_no_decision(int version) {
   profiler_finalize(profiler);
 }
 
+/* A record has the chunk size that NCCL was told, not the row's: two rows of one cell leave NCCL its own. */
+static void records_have_the_chunk_size_that_was_told(int version) {
+  chunks_are_asked = true;
+  the.ask_chunk_sizes(1);
+  profiled profiler = profiler_init(version, 80, 8, 1, 0);
+  tuned tuner = tuner_init(version, 80, 8, 1);
+  zt_plan_row chunked[] = {rows[0], rows[0]};
+  chunked[0].max_bytes = 8000;
+  chunked[0].chunk_kib = 64;
+  chunked[1].min_bytes = 8001;
+  adopt(chunked, 2, 1, 0);
+  the.set_observing(1);
+  const nccl_tuner_v6 *ours = version == 6 ? the.tuner_v6 : the.tuner_v7;
+  static const size_t sizes[] = {8000, 64000};
+  for (int n_in_group = 1; n_in_group <= 2; n_in_group++) {
+    for (int i = 0; i < n_in_group; i++) decide(tuner, sizes[i]);
+    size_t chunk_bytes = 1;
+    for (int i = 0; i < n_in_group; i++)
+      CHECK_EQUAL(ours->get_chunk_size(tuner.context, NCCL_ALL_GATHER, 100, NCCL_RING, NCCL_LL, 1, &chunk_bytes), 0);
+    CHECK_EQUAL(chunk_bytes, n_in_group == 1 ? 65536 : 1);
+    for (int i = 0; i < n_in_group; i++) {
+      launched coll = gather;
+      coll.count = sizes[i] / 8;
+      run_collective(profiler, &coll, 2, 1000, 2000);
+      const zt_record record = check_one(80, sizes[i], ZT_FLAG_TIMED | ZT_FLAG_MATCHED, 1);
+      CHECK_EQUAL(record.chunk_bytes, n_in_group == 1 ? 65536 : 0);
+    }
+  }
+  replay_elsewhere(&profiler);
+  CHECK_EQUAL(check_one(80, 8000, ZT_FLAG_TIMED | ZT_FLAG_CAPTURED, 1).chunk_bytes, ZT_UNKNOWN_CHUNK);
+  tuner_finalize(tuner);
+  profiler_finalize(profiler);
+  chunks_are_asked = false;
+}
+
 /* RCCL: up to 112 channels on one device, and functions of its own behind the common five. */
 static void rccl_has_more_channels_and_other_functions(void) {
   profiled profiler = profiler_init(5, 70, 8, 1, 0);
@@ -143,6 +178,8 @@ void test_groups(void) {
     a_group_spans_communicators(version);
     the.reset();
     if (version >= 5) a_replay_uses_up_no_decision(version);
+    the.reset();
+    if (version >= 6) records_have_the_chunk_size_that_was_told(version);
   }
   the.reset();
   rccl_has_more_channels_and_other_functions();

@@ -1,4 +1,4 @@
-"""Two ranks under plans that name chunk sizes; prints the chunks that NCCL launched with, in grains.
+"""Two ranks under plans that name chunk sizes; prints the chunks that NCCL launched with, in grains, and recorded ones.
 
 chunk_ranks.py LIBNCCL FOLDER ASKS: `yes` has NCCL ask for chunk sizes.
 """
@@ -15,12 +15,13 @@ from two_ranks import COUNT, TwoRanks
 from zerotune.agent.nccl import library
 from zerotune.agent.nccl.libnccl import BFLOAT16
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Plan, PlanRow, Protocol
-from zerotune.store.wire import FLAG_CHUNK
 
 SMALL = COUNT >> 1
 FLOAT16 = 6
 """ncclDataType_t: NCCL decides on calls of another type by themselves."""
 N_LEAD = 2
+TELLS_TIMES = 4
+"""Version of the profiler interface from which on kernels are timed."""
 KIB = 1024
 OWN = Candidate(Algorithm.ring, Protocol.simple, 4)
 SETTINGS = {
@@ -47,6 +48,7 @@ def main() -> None:
     plugin, mock = ranks.plugin, ranks.mock
     mock.set_recording(True)
     plugin.set_recording(True)
+    plugin.set_observing(True)
     epoch = 0
 
     def adopt(*rows: PlanRow) -> None:
@@ -64,15 +66,18 @@ def main() -> None:
 
     ranks.call(Collective.all_reduce)
     found: dict[str, object] = {"no plan": launched()}
+    ranks.wait_for(2 * (plugin.profiler_abi() >= TELLS_TIMES))
     plugin.drain()
     for name, candidate in SETTINGS.items():
         adopt(row(candidate, COUNT))
+        n_timed = plugin.counters().n_timed + 2 * (plugin.profiler_abi() >= TELLS_TIMES)
         ranks.call(Collective.all_reduce)
+        ranks.wait_for(n_timed)
+        assert plugin.counters().n_timed == n_timed, name
         records = plugin.drain()
         cells = {(int(one["algorithm"]), int(one["protocol"])) for one in records}
         assert cells == {(candidate.algorithm, candidate.protocol)}, name
-        flags = {bool(one["flags"] & FLAG_CHUNK) for one in records}
-        found[name] = [*launched(), *flags]
+        found[name] = [*launched(), *{int(one["chunk_bytes"]) for one in records}]
 
     def group(rank: int) -> None:
         with ranks.nccl.group():

@@ -47,16 +47,19 @@ def test_measurements_come_back_as_they_went_in(store, block):
 
 
 def test_chunk_sizes_are_series_of_their_own(path, block):
-    rows = block(2)
     with Store.open(path) as store:
-        for chunk_bytes in (0, 65536, 131072, 65536):
-            store.record_measurements("f", "j", rows, chunk_bytes=chunk_bytes)
+        for chunk_bytes in (0, 65536, 131072, 65536, 1024, 2**25 + 1024, 65537):
+            store.record_measurements("f", "j", block(2, chunk_bytes=chunk_bytes))
         store.flush()
         assert len(store.measurements()) == len(store.stored("f")) == 2
-        n_measured = [len(store.measurements("f", chunk_bytes=size)) for size in (65536, 131072, 4096)]
-        assert n_measured == [4, 2, 0]
-        np.testing.assert_array_equal(store.measurements(chunk_bytes=131072), rows)
-        assert len(store.series("f")) == len(np.unique(rows["message_bytes"]))
+        n_measured = [len(store.measurements("f", chunk_bytes=size)) for size in (65536, 131072, None)]
+        assert n_measured == [4, 2, 8]
+        assert store.n_invalid == 6, "no chunk sizes"
+        assert len(store.stored("f", any_chunk_size=True)) == store.measured()["j", "f"] == 8
+        np.testing.assert_array_equal(store.measurements(chunk_bytes=131072), block(2, chunk_bytes=131072))
+        n_sizes = len(np.unique(block(2)["message_bytes"]))
+        assert len(store.series("f")) == 3 * n_sizes
+        assert {line.candidate.chunk_bytes for line in statistics(store, "f")} == {0, 65536, 131072}
     assert check(path).is_sound
 
 

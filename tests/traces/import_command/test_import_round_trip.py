@@ -38,6 +38,7 @@ def rows_of(n_rows: int, seed: int = 0) -> np.ndarray:
     rows["protocol"][draw.random(n_rows) < 0.1] = UNKNOWN
     rows["source"][~runnable(rows)] = Source.live  # of what was measured here it is known that it ran
     rows["n_channels"], rows["is_default"] = draw.integers(0, 65, n_rows), draw.integers(0, 2, n_rows)
+    rows["chunk_bytes"] = draw.choice([0, 4096, 65536, 2**25], n_rows)
     return rows
 
 
@@ -60,7 +61,7 @@ def imported(path: Path, store: Path, **said: object) -> tuple[Trace, int]:
 
 def stored(path: Path) -> dict[tuple[str, str], bytes]:
     with Store.open(path, read_only=True) as store:
-        return {owner: store.measurements(owner[1], owner[0]).tobytes() for owner in store.measured()}
+        return {one: store.measurements(*one[::-1], chunk_bytes=None).tobytes() for one in store.measured()}
 
 
 def test_a_round_trip_loses_nothing(tmp_path: Path):

@@ -17,11 +17,12 @@ from zero_models import MODELS, loss_of
 from zero_world import World, group_of
 
 from zerotune import zero_runtime
+from zerotune.zero_runtime.autotune import variants
 from zerotune.zero_runtime.autotune.agreement import COUNTED_STEPS, Boundaries
 from zerotune.zero_runtime.autotune.choices import FINEST, Choices, StepSettings
 from zerotune.zero_runtime.autotune.search import LEAST_GAIN, Search
 
-CHOICES = Choices(tuple(1 << place for place in range(10, 16)), (0, 1, 2), layer_bytes=1000)
+CHOICES = Choices(tuple(1 << place for place in range(10, 16)), (0, 1, 2), layer_bytes=1000, variants=(0, 1, 2))
 BEGIN = StepSettings(1 << 12, 1)
 PLENTY = 1 << 40
 
@@ -79,6 +80,29 @@ def test_no_bit_changes_whatever_is_done_with_layers(world: World, name: str, st
     assert runs[0] == runs[1]
     assert len(set(runs[0])) > 1
     assert all(ran == [None] * len(ran) for _, ran in fixed)  # who did not ask for it has nothing changed
+
+
+def varied_on_gloo() -> tuple[list[str], int]:
+    logged: list[str] = []
+    variants.logger.addFilter(lambda record: bool(logged.append(record.getMessage())))
+    engine = zero_runtime.shard(
+        torch.nn.Linear(4, 4), group=group_of(2), autotune=True, communicator_variants=[{"max_ctas": 8}]
+    )
+    optimizer = engine.optimizer(torch.optim.SGD, lr=0.01)
+    for _ in range(30):
+        engine.model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    assert engine.step_settings is not None
+    return logged, engine.step_settings.variant
+
+
+def test_a_backend_without_variants_keeps_its_group(world: World) -> None:
+    answers = world.run(2, varied_on_gloo)
+    assert [logged for logged, _ in answers] == [
+        ["zerotune: gathers stay on their process group: it does not run on NCCL"],
+        [],
+    ]
+    assert [variant for _, variant in answers] == [0, 0]
 
 
 def proposing_without() -> str:
@@ -153,6 +177,7 @@ def test_ranks_never_differ(seed: int, n_ranks: int, failures: frozenset[int]) -
     assert all(ran[rank] == ran[0] for rank in ran)
     assert len(ran[0]) == 20 * (COUNTED_STEPS + 1)
     assert all(one.bucket_bytes in CHOICES.buckets_bytes and one.prefetch in CHOICES.prefetches for one in ran[0])
+    assert all(one.variant in CHOICES.variants for one in ran[0])
 
 
 def searched(cost: Callable[[StepSettings], float], noise: float, seed: int) -> tuple[Search, list[StepSettings]]:
@@ -163,11 +188,11 @@ def searched(cost: Callable[[StepSettings], float], noise: float, seed: int) -> 
     return search, ran
 
 
-@given(st.lists(st.floats(0.5, 2), min_size=18, max_size=18), st.floats(0, 0.02), st.integers(0))
+@given(st.lists(st.floats(0.5, 2), min_size=54, max_size=54), st.floats(0, 0.02), st.integers(0))
 @settings(max_examples=60, deadline=None)
 def test_no_search_ends_slower_than_it_began(costs: list[float], noise: float, seed: int) -> None:
     def cost(one: StepSettings) -> float:
-        return costs[3 * CHOICES.buckets_bytes.index(one.bucket_bytes) + one.prefetch]
+        return costs[9 * CHOICES.buckets_bytes.index(one.bucket_bytes) + 3 * one.prefetch + one.variant]
 
     search, _ = searched(cost, noise, seed)
     assert cost(search.leader) <= (1 + LEAST_GAIN + noise) * cost(BEGIN)

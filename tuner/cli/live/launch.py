@@ -49,7 +49,7 @@ IDLE_EXIT_S = 1800.0
 """A started daemon ends after this time without a rank; large models load for minutes before they train."""
 
 
-OF_THE_JOB = ("--numerics", "--shadow", "--tune-for", "--compare", "--tune-environment")
+OF_THE_JOB = ("--numerics", "--shadow", "--tune-for", "--compare", "--tune-environment", "--chunk-sizes")
 OWN_STEPS = 24
 """Steps with NCCL's own choice at the beginning of a job whose environment is tuned."""
 EXCLUDING = (
@@ -122,6 +122,10 @@ def launch(
         Path | None,
         typer.Option("--environment-file", help="With --tune-environment: try these NAME=VALUE lines only."),
     ] = None,
+    chunk_sizes: Annotated[
+        bool,
+        typer.Option("--chunk-sizes", help="NCCL 2.30 and newer: use chunk sizes, too, that a sweep or job measured."),
+    ] = False,
     numerics: Numerics = NumericsChoice.any,
     listen: Listen = None,
     fleet: Fleet = None,
@@ -153,7 +157,7 @@ def launch(
         trace_dir=log_trace, summary_path=summary, plan_path=plan, keys_dir=curve_keys,
         nccl_memory_mb=None if nccl_memory is None else nccl_memory / 1e6, name=name,
         is_quiet=quiet, is_exact=numerics is NumericsChoice.exact,
-        job_options=JobOptions(shadow, tune_for or 0, compare or 0),
+        job_options=JobOptions(shadow, tune_for or 0, compare or 0, chunk_sizes=chunk_sizes),
     )  # fmt: skip
     # As in a shell, a word with a slash is a path; others are looked up in PATH.
     if command and os.sep in command[0] and Path(command[0]).is_dir():
@@ -187,6 +191,7 @@ def launch(
         "--tune-for": tune_for is not None,
         "--compare": compare is not None,
         "--tune-environment": tune_environment,
+        "--chunk-sizes": chunk_sizes,
         "--listen": listen is not None,
         "--fleet": fleet is not None,
         "--contributor": contributor is not None,

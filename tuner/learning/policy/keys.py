@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -340,6 +341,8 @@ class CandidateTables(Columns):
 
     def offers(self, family: Family, candidate: Candidate) -> bool:
         """Whether NCCL can run that algorithm and protocol, by its costs; it clamps channel counts itself."""
+        if candidate.chunk_bytes and candidate.algorithm not in catalog.TAKES_CHUNK_SIZE:
+            return False
         return candidate.is_baseline or cell_of(candidate) in self.family(family).cells
 
     def named(self, state: KeyState, ran: Candidate) -> Candidate:
@@ -360,7 +363,7 @@ class CandidateTables(Columns):
         name = state.family, state.message_bytes, state.default_setting, state.incumbent
         alike = self._alike.get(name) or self._alike.setdefault(name, self._predicted(state))
         table = alike.table.copy()
-        table[:, Column.key] = state.index
+        table[:, Column.key] = [state.index + one.chunk_bytes / 2**26 for one in alike.options]  # errors of their own
         self.knowledge.apply_measurements(state.key, alike.options, table[:, Column.guess], table[:, Column.std])
         return CandidateTable(alike.options, alike.place, table)
 
@@ -368,7 +371,8 @@ class CandidateTables(Columns):
         family, (offered, _, is_guesswork, _) = state.family, self.family(state.family)
         options = self._options_of(state, offered)
         column = {candidate: at for at, candidate in enumerate(offered)}
-        at = np.array([column.get(option, -1) for option in options])
+        at = np.array([column.get(msgspec.structs.replace(one, chunk_bytes=0), -1) for one in options])
+        is_chunked = np.array([one.chunk_bytes > 0 for one in options])
         guesses, ran = self._guess(state), state.default_setting
         mean, std, share = (one[at] for one in guesses)
         log2_bytes, n_available = math.log2(state.message_bytes), self.costs.max_channels(family[0])
@@ -376,6 +380,7 @@ class CandidateTables(Columns):
             cell = None if ran is None else column.get(Candidate(ran.algorithm, ran.protocol, n_available))
             mean[0] = self._guess_of_default(state) if cell is None else guesses[0][cell]
         mean[at < 0] = np.nan  # an earlier incumbent that is no longer offered
+        mean[is_chunked], std[is_chunked] = np.nan, COMMON_DOUBT  # only measurements tell
         shown = [ran or option if option.algorithm is None else option for option in options]
         table = np.empty((len(options), len(Column)))
         table[:, : Column.guess] = [(log2_bytes, one.n_channels or n_available, *cell_of(one)) for one in shown]
@@ -417,7 +422,7 @@ class CandidateTables(Columns):
         return known[nbytes]
 
     def _options_of(self, state: KeyState, offered: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-        """The baseline and the candidates that still differ after NCCL has clamped their channels."""
+        """The baseline, what still differs after NCCL has clamped the channels, and what was measured by chunk size."""
         nbytes, default = int(state.message_bytes), state.default_setting
         seen = {(*cell_of(default), default.n_channels)} if default is not None and default.n_channels else set()
         found = [BASELINE]
@@ -429,4 +434,5 @@ class CandidateTables(Columns):
             if effect not in seen:
                 seen.add(effect)
                 found.append(candidate)
+        found += [one for one in self.knowledge.with_chunk_size(state.key) if self.offers(state.family, one)]
         return tuple(found if state.incumbent in found else [*found, state.incumbent])

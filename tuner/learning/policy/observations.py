@@ -200,6 +200,7 @@ class CallEvidence(Columns):
         self.algorithm = np.zeros(0, np.int64)
         """The requested algorithm, 255 if NCCL chooses; `protocol` likewise."""
         self.protocol = np.zeros(0, np.int64)
+        self.chunk_bytes = np.zeros(0, np.int64)
         self.n_calls = np.zeros(0, np.int64)
         self.n_units = np.zeros(0, np.int64)
         self.mean = np.zeros(0)
@@ -236,6 +237,7 @@ class CallEvidence(Columns):
                     one.make_room(max(found, key) + 1)
             self.key[found] = key
             self.algorithm[found], self.protocol[found] = cell_of(candidate)
+            self.chunk_bytes[found] = candidate.chunk_bytes
         return found
 
     def forget(self, slots: Ints) -> None:

@@ -119,7 +119,7 @@ def measured(problem: Problem, path: Path, job: str | None, ran: ZeroConfigurati
         with Store.open(path, read_only=True) as store:
             found = job_of(store, job)
             facts = store.fabrics().get(found.fabric_id, {})
-            rows, steps = store.measurements(job_id=found.job_id), store.steps(found.job_id)
+            rows, steps = store.measurements(job_id=found.job_id, chunk_bytes=None), store.steps(found.job_id)
         origin = f"job {found.name or found.job_id}"
         if ran is not None and not steps:
             raise UserError(f"{origin} has no steps that --ran could be of", "leave it out, or name a job that trained")

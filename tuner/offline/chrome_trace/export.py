@@ -65,7 +65,7 @@ _OPEN = "; open it at https://ui.perfetto.dev or chrome://tracing."
 def _export_job(store_path: Path, out: Path, job_id: str | None) -> list[str]:
     with Store.open(store_path, read_only=True) as store:
         job = job_of(store, job_id)
-        steps, rows = store.steps(job.job_id), store.measurements(job_id=job.job_id)
+        steps, rows = store.steps(job.job_id), store.measurements(job_id=job.job_id, chunk_bytes=None)
         decisions = store.decisions(job_id=job.job_id)
     if not (steps or decisions or len(rows)):
         raise UserError(f"nothing of job {job.job_id} is recorded", "name another job with --job, or train longer")

@@ -51,7 +51,8 @@ def setting_that_ran(row: Mapping[str, Any]) -> str | None:
     algorithm = named(Algorithm, row["algorithm"])
     cell = [algorithm, named(Protocol, row["protocol"]) or "any"] if algorithm else []
     channels = [f"{row['n_channels']}ch"] if row["n_channels"] else []
-    return "/".join(cell + channels) or None
+    chunk = [f"{row['chunk_bytes'] // 1024}KiB"] if row["chunk_bytes"] > 1 else []
+    return "/".join(cell + channels + chunk) or None
 
 
 def collective_args(row: Mapping[str, Any], *, is_default: bool) -> dict[str, str | int | float | None]:

@@ -207,7 +207,7 @@ def _guesses(
 
     costs = CostPrior(store.fabrics().get(fabric_id, {}))
     book = CandidateTables(costs)
-    book.knowledge = Knowledge(lines, *load_correction(store, fabric_id))
+    book.knowledge = Knowledge(lines, *load_correction(store, fabric_id)).without_chunk_sizes()
     states = []
     for index, key in enumerate(keys):
         low, high = size_class_range(key.size_class)

@@ -160,7 +160,8 @@ def _kept(store: Store, reading: Reading) -> Counter[Owner]:
     whole = {job.job_id for job in store.jobs() if job.ended_at_s is not None} & reading.unnamed_jobs
     stored = {}
     for job_id, fabric in n_rows:
-        rows = store.measurements(fabric, job_id, limit=_COMPARED_ROWS if job_id in whole else None)
+        limit = _COMPARED_ROWS if job_id in whole else None
+        rows = store.measurements(fabric, job_id, limit=limit, chunk_bytes=None)
         if len(rows):
             stored[job_id, fabric] = rows
     seen: Counter[Owner] = Counter()

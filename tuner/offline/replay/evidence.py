@@ -97,7 +97,9 @@ def evidence_of(store_path: Path | None, fabric_id: str, trace: Path, without_jo
         knowledge = Knowledge.from_store(store, fabric_id, model=(correction, model_id), without_job=without_job)
         # A normal distribution's median absolute error is 0.67 of its standard error.
         error = 0.0 if record is None else MAD_TO_SIGMA * (record.error or 0.0)
-        return FabricEvidence(statistics(store, fabric_id, without_job=without_job), knowledge, error, why_none)
+        lines = statistics(store, fabric_id, without_job=without_job)
+        plain = [line for line in lines if not line.candidate.chunk_bytes]  # as what is replayed
+        return FabricEvidence(plain, knowledge.without_chunk_sizes(), error, why_none)
 
 
 def _measured_since_s(store: Store, job_id: str, fabric_id: str) -> float | None:

@@ -192,7 +192,7 @@ def _row(shape: Shape, candidate: Candidate, us: float, epoch: int, step: int) -
     cell: Sequence[int] = DEFAULT_CELL if candidate.is_baseline else cell_of(candidate)
     return (
         shape.n_ranks, shape.n_nodes, shape.message_bytes, us, epoch, step, math.nan, int(shape.collective),
-        int(shape.phase), *cell, candidate.n_channels, candidate.is_baseline, 0, 0, int(TimingSource.emulated),
+        int(shape.phase), *cell, candidate.n_channels, candidate.is_baseline, 0, 0, int(TimingSource.emulated), 0,
     )  # fmt: skip
 
 

@@ -183,7 +183,7 @@ def gather(
         job = job_of(store, job_id) if not runs else compared_job(store, job_id, runs[1])
         read = JobsRead(store)
         steps, decisions = read.steps(job.job_id), read.decisions(job.job_id)
-        measurements = store.measurements(job_id=job.job_id)
+        measurements = store.measurements(job_id=job.job_id, chunk_bytes=None)
         fabric = store.fabrics().get(job.fabric_id, {})
         compared = of_summaries(runs[0], runs[1], job.job_id) if runs else of_job(read, job)
         here, everywhere = (medians(statistics(store, job.fabric_id, of)) for of in (job.job_id, None))

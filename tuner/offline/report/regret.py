@@ -12,7 +12,7 @@ from ....store.records import Outcome
 
 Array = NDArray[Any]
 _PLACE: Final = ("n_ranks", "n_nodes", "message_bytes", "collective", "phase")
-_SETTING: Final = ("algorithm", "protocol", "n_channels")
+_SETTING: Final = ("algorithm", "protocol", "n_channels", "chunk_bytes")
 
 
 def regret_by_step(measurements: Array) -> tuple[Array, Array] | None:

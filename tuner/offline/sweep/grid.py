@@ -164,20 +164,19 @@ def make_grid(
     return points
 
 
-def restore(points: Iterable[GridPoint], measurements: Array, chunk_bytes: int = 0) -> int:
-    """Put the measurements of earlier sweeps (MEASUREMENT, shape (n,)) into `points`; returns how many were used.
+def restore(points: Iterable[GridPoint], measurements: Array) -> int:
+    """Put the measurements of earlier sweeps (MEASUREMENT, shape (n,)) into `points`; the number of samples used.
 
-    Rows are in the order of storing: those of one visit are neighbours and have one epoch. A visit with several samples
-    belongs to a full sweep. All rows ran with the requested `chunk_bytes`.
+    Rows are as they were stored: those of one visit are neighbours and have one epoch. A visit with several samples was
+    a full sweep's.
     """
     by_key = {(point.place, point.candidate): point for point in points}
     n_restored = 0
     visits: list[tuple[GridPoint, int]] = []
     for row in measurements:
         place = Place(Collective(int(row["collective"])), int(row["message_bytes"]))
-        ran = candidate_of(row["algorithm"].item(), row["protocol"].item(), row["n_channels"].item())
+        ran = candidate_of(*(row[name].item() for name in ("algorithm", "protocol", "n_channels", "chunk_bytes")))
         candidate = BASELINE if row["is_default"] or ran.algorithm is None else ran
-        candidate = msgspec.structs.replace(candidate, chunk_bytes=chunk_bytes)
         point = by_key.get((place, candidate))
         if point is None:
             continue

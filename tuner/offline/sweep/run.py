@@ -196,9 +196,8 @@ class _Sweep:
             self._points = make_grid(
                 self._collectives, sizes_bytes, communicator, ready.max_channels, ready.cells, request.chunk_sizes
             )
-            for chunk_bytes in () if request.fresh else (0, *request.chunk_sizes):
-                known = _of(self._store, ready.fabric_id, communicator, chunk_bytes)
-                n_restored += restore(self._points, known, chunk_bytes)
+            if not request.fresh:
+                n_restored += restore(self._points, _of(self._store, ready.fabric_id, communicator))
             leave_out(self._points)
             strategy = self._strategy(communicator, ready)
             if not any(strategy.progress()):
@@ -323,8 +322,7 @@ class _Sweep:
         if not self._is_recorded:
             self._is_recorded = True
             self._store.record_job(self._job_id, ready.fabric_id, ready.fabric, self._request.n_ranks)
-        block, chunk_bytes = np.array(rows, MEASUREMENT), point.candidate.chunk_bytes
-        self._store.record_measurements(ready.fabric_id, self._job_id, block, chunk_bytes=chunk_bytes)
+        self._store.record_measurements(ready.fabric_id, self._job_id, np.array(rows, MEASUREMENT))
         self._store.commit()
 
     def _start(self) -> Ready:
@@ -369,9 +367,9 @@ def ready_emulated(request: SweepRequest, collectives: Sequence[Collective]) -> 
     )
 
 
-def _of(store: Store, fabric_id: str, communicator: CommunicatorClass, chunk_bytes: int) -> Array:
-    """Measurements of earlier sweeps for this communicator class and requested chunk size."""
-    found = store.measurements(fabric_id=fabric_id, source=Source.sweep, chunk_bytes=chunk_bytes)
+def _of(store: Store, fabric_id: str, communicator: CommunicatorClass) -> Array:
+    """What earlier sweeps recorded for this communicator class."""
+    found = store.measurements(fabric_id=fabric_id, source=Source.sweep, chunk_bytes=None)
     ours = (found["n_ranks"] == communicator.n_ranks) & (found["n_nodes"] == communicator.n_nodes)
     matching: Array = found[ours]
     return matching
@@ -392,6 +390,7 @@ def _row(point: GridPoint, communicator: CommunicatorClass, outcome: Outcome) ->
     row["message_bytes"], row["collective"] = point.place.message_bytes, point.place.collective
     row["phase"], row["memory_pressure"] = Phase.other, math.nan
     row["is_default"], row["source"], row["outcome"] = point.candidate == BASELINE, Source.sweep, outcome
+    row["chunk_bytes"] = point.candidate.chunk_bytes
     return row
 
 

@@ -45,12 +45,12 @@ _NAMED: Final[dict[str, tuple[type[IntEnum], int | None]]] = {
 """Columns of names, and the meaning of an empty cell; None: an empty cell is not allowed."""
 _NUMBERS: Final[dict[str, float]] = {
     "n_ranks": 1 << 32, "n_nodes": 1 << 32, "message_bytes": MAX_BYTES + 1, "duration_us": 1e12, "epoch": 1 << 32,
-    "step": 1 << 32, "n_channels": 65, "is_default": 2,
+    "step": 1 << 32, "n_channels": 65, "is_default": 2, "chunk_bytes": 1 << 32,
 }  # fmt: skip
 """Columns of numbers from 0 on, and the smallest too large number; empty = 0. All but the duration are whole."""
 _SAME_FIELDS: Final = (
     "n_ranks", "n_nodes", "message_bytes", "duration_us", "epoch", "step", "memory_pressure", "collective", "phase",
-    "algorithm", "protocol", "n_channels", "timing_source",
+    "algorithm", "protocol", "n_channels", "timing_source", "chunk_bytes",
 )  # fmt: skip
 _MAX_NAME: Final = 200
 _NOBODY: Final = ("algorithm", "is_default")

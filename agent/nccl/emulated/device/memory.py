@@ -25,6 +25,11 @@ class DeviceMemory:
         """Share of the memory that is in use, 0 to 1."""
         return min(1.0, (self.reserve_mb + self.nccl_mb) / self._device_mb)
 
+    def left_bytes(self) -> int:
+        """Memory that is not in use; plenty before anything was taken."""
+        left_mb = self._device_mb - self.reserve_mb - self.nccl_mb
+        return int(1e6 * min(max(0.0, left_mb), 1e9))
+
     def take(self, wanted_mb: float, purpose: str, device_mb: float) -> None:
         """Reserve memory for NCCL.
 

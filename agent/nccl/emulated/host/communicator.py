@@ -46,7 +46,14 @@ class Communicator:
     """
 
     def __init__(
-        self, emulation: Emulation, store: dist.Store, name: str, rank: int, ranks: Sequence[int], timeout: timedelta
+        self,
+        emulation: Emulation,
+        store: dist.Store,
+        name: str,
+        rank: int,
+        ranks: Sequence[int],
+        timeout: timedelta,
+        max_ctas: int | None = None,
     ) -> None:
         fabric = emulation.fabric
         self.rank, self.n_ranks = rank, len(ranks)
@@ -63,7 +70,7 @@ class Communicator:
         self._plugins = CommunicatorPlugins(self.comm_id, rank, self.n_ranks, self._shape.n_nodes, name)
         self._events = ProfilerEvents(self._plugins, self.comm_id, rank)
         self.release: Final = plugin_host().release
-        self._n_channels = channel_limit(os.environ, fabric.max_channels(self._shape))
+        self._n_channels = channel_limit(os.environ, fabric.max_channels(self._shape), max_ctas)
         self._chooser = Chooser(fabric, self._shape, self._plugins, self._n_channels) if self.n_ranks > 1 else None
         self._memory = CommunicatorMemory(fabric, self._shape, self._n_channels)
         self._header = Header()

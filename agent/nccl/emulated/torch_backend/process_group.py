@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -18,6 +19,7 @@ from torch._C._distributed_c10d import Work
 
 from .....store.records import Collective
 from ..device import clock
+from ..device.memory import device
 from ..errors import EmulatedNcclError
 from ..host import grouping
 from ..host.calls import Task
@@ -41,14 +43,31 @@ Tensors = Sequence[torch.Tensor]
 _ProcessGroup: Any = dist.ProcessGroup
 
 
+class Options:
+    """The part of `ProcessGroupNCCL.Options` that the emulation knows: `config.max_ctas`, None: NCCL's own."""
+
+    def __init__(self) -> None:
+        self._timeout = timedelta(minutes=10)
+        self.is_high_priority_stream = False
+        self.config = SimpleNamespace(max_ctas=None)
+
+
 # torch's stubs give its base class other signatures than the ones it is called with (hence Any).
 class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group whose collectives run on the emulated NCCL."""
 
     def __init__(
-        self, store: dist.Store, rank: int, n_ranks: int, timeout: timedelta, name: str, ranks: Sequence[int]
+        self,
+        store: dist.Store,
+        rank: int,
+        n_ranks: int,
+        timeout: timedelta,
+        name: str,
+        ranks: Sequence[int],
+        max_ctas: int | None = None,
     ) -> None:
         super().__init__(rank, n_ranks)
+        self._max_ctas = max_ctas
         emulation()  # a fabric file with nonsense is reported here, not at the first collective
         if not ranks:  # the default group: there is one at a time
             close_all()
@@ -80,7 +99,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
             if self._closed:
                 raise EmulatedNcclError("this process group has been destroyed")
             self._communicator = Communicator(
-                emulation(), self._store, self._name, self._rank, self._ranks, self._timeout
+                emulation(), self._store, self._name, self._rank, self._ranks, self._timeout, self._max_ctas
             )
         return self._communicator
 
@@ -95,6 +114,21 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def now_us(self) -> float:
         """This rank's virtual time: how long steps take is asked of the group, since no real clock knows."""
         return clock.now_us()
+
+    def left_bytes(self) -> int:
+        """Of the emulated device's memory, as `cudaMemGetInfo` tells it."""
+        return device().left_bytes()
+
+    def is_capturing(self) -> bool:
+        """Whether collectives become part of a graph, as `is_current_stream_capturing` tells it."""
+        return capture.current() is not None
+
+    @property
+    def options(self) -> Options:
+        """Those that it was made with."""
+        options = Options()
+        options._timeout, options.config.max_ctas = self._timeout, self._max_ctas
+        return options
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of collectives that are issued or waited for from now on."""
@@ -299,11 +333,12 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return work
 
 
-def create(options: Any, _backend_options: Any = None) -> EmulatedProcessGroup:
+def create(options: Any, backend_options: Any = None) -> EmulatedProcessGroup:
     """What torch calls to make a group of the backend."""
+    asked = getattr(getattr(backend_options, "config", None), "max_ctas", None)
     return EmulatedProcessGroup(
         options.store, options.group_rank, options.group_size, options.timeout, str(options.group_id),
-        options.global_ranks_in_group,
+        options.global_ranks_in_group, asked if asked is not None and asked > 0 else None,
     )  # fmt: skip
 
 

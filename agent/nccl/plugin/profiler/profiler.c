@@ -71,6 +71,13 @@ static uint32_t channels_to_expect(const seen *coll) {
   return is_untold ? NCCL_MAX_CHANNELS : coll->n_channels;
 }
 
+/* A graph's replay runs what was told at its capture. */
+static uint32_t chunk_bytes_of(const zt_communicator *communicator, const seen *coll) {
+  if (!communicator->chunks.is_asked) return 0;
+  if (coll->flags & ZT_FLAG_CAPTURED) return ZT_UNKNOWN_CHUNK;
+  return zt_chunk_said(&communicator->chunks, coll->collective, coll->algorithm, coll->protocol);
+}
+
 static zt_handle begin(zt_communicator *communicator, const seen *coll) {
   zt_class *its_class = atomic_load_explicit(&communicator->its_class, memory_order_relaxed);
   if (its_class == NULL || coll->collective >= NCCL_N_COLLECTIVES) return UNTRACKED;
@@ -114,7 +121,8 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
                  .datatype = coll->datatype,
                  .flags = (uint8_t)(decided.flags | coll->flags),
                  .memory_pressure = zt_memory_pressure(),
-                 .step = zt_read(&zt_shared.step)},
+                 .step = zt_read(&zt_shared.step),
+                 .chunk_bytes = chunk_bytes_of(communicator, coll)},
       .its_class = coll->is_symmetric ? NULL : its_class, /* their channels are no measure of the others' */
       .owner = communicator->owner,
       .group = coll->group,

@@ -3,7 +3,7 @@
 #include "../profiler/observing.h"
 #include "ring.h"
 
-_Static_assert(sizeof(zt_record) == 64, "store/wire.py: OBSERVATION_BYTES");
+_Static_assert(sizeof(zt_record) == 72, "store/wire.py: OBSERVATION_BYTES");
 _Static_assert(sizeof(zt_cost_record) == 120, "store/wire.py: COST_BYTES");
 _Static_assert((ZT_RING_RECORDS & (ZT_RING_RECORDS - 1)) == 0, "a power of two keeps division cheap");
 

@@ -38,11 +38,16 @@ static inline void zt_chunk_note(zt_chunks *chunks, uint32_t collective, uint32_
 }
 
 /* The size to answer with; 0 = what stands. */
-static inline size_t zt_chunk_bytes(zt_chunks *chunks, uint32_t collective, uint32_t algorithm, uint32_t protocol) {
-  chunks->has_begun = true;
+static inline uint32_t zt_chunk_said(const zt_chunks *chunks, uint32_t collective, uint32_t algorithm,
+                                     uint32_t protocol) {
   if (collective >= NCCL_N_COLLECTIVES || protocol >= NCCL_N_PROTOCOLS || !zt_takes_chunk_size(algorithm)) return 0;
   const uint16_t kib = chunks->kib[collective][algorithm][protocol];
-  return kib <= ZT_OWN_CHUNK ? 0 : (size_t)kib << 10;
+  return kib <= ZT_OWN_CHUNK ? 0 : (uint32_t)kib << 10;
+}
+
+static inline size_t zt_chunk_bytes(zt_chunks *chunks, uint32_t collective, uint32_t algorithm, uint32_t protocol) {
+  chunks->has_begun = true;
+  return zt_chunk_said(chunks, collective, algorithm, protocol);
 }
 
 #endif

@@ -113,7 +113,7 @@ static void cheapest(const zt_cost_table *table, uint8_t *algorithm, uint8_t *pr
 
 ZT_INLINE void record_decision(zt_communicator *communicator, const zt_class *its_class, const call *asked,
                             const zt_choice *choice, const zt_cost_table *table, uint8_t flags, uint32_t sequence,
-                            int n_channels) {
+                            int n_channels, uint16_t chunk_kib) {
   zt_record record = {
       .comm_id = atomic_load_explicit(&communicator->comm_id, memory_order_relaxed),
       .message_bytes = asked->message_bytes,
@@ -132,6 +132,7 @@ ZT_INLINE void record_decision(zt_communicator *communicator, const zt_class *it
       .flags = flags,
       .memory_pressure = zt_memory_pressure(),
       .step = zt_read(&zt_shared.step),
+      .chunk_bytes = (uint32_t)chunk_kib << 10,
   };
   if (asked->has_costs) cheapest(table, &record.algorithm, &record.protocol);
   if (!asked->has_costs && flags & ZT_FLAG_MATCHED) {
@@ -247,7 +248,6 @@ ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_turn *turn, co
   const uint32_t sequence = atomic_load_explicit(&communicator->sequence[asked->collective], memory_order_relaxed);
   atomic_store_explicit(&communicator->sequence[asked->collective], sequence + 1, memory_order_relaxed);
   const uint8_t flags = (uint8_t)((matched ? ZT_FLAG_MATCHED : 0) | (asked->registered ? ZT_FLAG_REGISTERED : 0) |
-                                  (chunk_kib > 0 ? ZT_FLAG_CHUNK : 0) |
                                   (turn->is_off_cycle && !choice->found ? ZT_FLAG_OFF_CYCLE : 0));
   if (zt_read(&zt_shared.capturing)) {
     if (zerotune_profiler_abi() >= NCCL_COUNTS_WHAT_IS_ASKED_FOR)
@@ -256,7 +256,7 @@ ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_turn *turn, co
     zt_decision_note(communicator, asked->collective, asked->message_bytes, choice->epoch, choice->phase, flags);
   }
   if (zt_read(&zt_shared.recording))
-    record_decision(communicator, its_class, asked, choice, table, flags, sequence, asked_channels);
+    record_decision(communicator, its_class, asked, choice, table, flags, sequence, asked_channels, chunk_kib);
   return matched;
 }
 

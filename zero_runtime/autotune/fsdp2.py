@@ -1,0 +1,228 @@
+"""FSDP2's all-gathers on variants of their process group, changed while training runs.
+
+All ranks of a process group gather in the same order, since each gather is a collective. So "before gather n" is the
+same place in all their programs, and what ranks decide there from a maximum over all of them, they decide alike. A
+*pass* begins where the parameters that gathered first gather again for a forward. As many passes as lie between two
+optimizer steps are a step for the search: gradient accumulation makes them several.
+
+Whether all ranks take part is known without a wait: each says so in the job's store before its first gather, and reads
+what the others said when that gather has completed everywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mode
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from .. import collectives
+from ..checks import communicator_variants
+from ..errors import SettingsError
+from .agreement import Boundaries
+from .choices import Choices, StepSettings
+from .measures import UNLIMITED_BYTES, clock_of
+from .variants import READY_AFTER, Variants, logger, say, why_not
+
+LAST_MEETING: Final = 16 * READY_AFTER
+"""Passes after which an optimizer that has not stepped twice is not waited for."""
+MOST_UNLIKE: Final = 32
+"""Steps with other gathers than the one before, each of which begins a window anew."""
+
+
+class Gathers:
+    """Those of one process group."""
+
+    def __init__(self, group: dist.ProcessGroup, wanted: Sequence[Mapping[str, int]], device: torch.device) -> None:
+        self.group = group
+        self._in_use = group
+        self._wanted, self._device = wanted, device
+        self._now_us = clock_of(group, device)
+        self._variants = Variants(group, device, wanted, self._greatest)
+        self._first: object = None
+        self._n_gathers = self._n_passes = self._n_unlike = 0
+        self._meets_at = READY_AFTER
+        self._has_stepped = False
+        self._stepped_at = self._period = 0
+        self._periods: list[int] = []
+        """Passes from one optimizer step to the next."""
+        self._gathers_at = self._gathers_per_step = 0
+        self._boundaries: Boundaries | None = None
+        self._unhook: Callable[[], None] = lambda: None
+        try:
+            why = why_not(group)
+        except Exception as error:  # a group that is none of ours to understand
+            why = f"{type(error).__name__}: {error}"
+        self._is_over = bool(why)
+        if why:
+            self._say_left(why)
+        else:
+            self._unhook = register_optimizer_step_post_hook(self._stepped).remove
+
+    def _stepped(self, *_: Any) -> None:
+        self._has_stepped = True  # and no more: torch.compile may make it part of the optimizer
+
+    def next_group(self, place: object) -> dist.ProcessGroup:
+        """Which group the next gather runs on.
+
+        Args:
+            place: whose parameters are gathered.
+        """
+        if self._is_over:
+            return self._in_use
+        try:
+            self._count(place)
+        except Exception as error:  # before anything has changed, and training must not meet it
+            self._leave(f"{type(error).__name__}: {error}")
+        return self._in_use
+
+    def _count(self, place: object) -> None:
+        if self._is_captured():
+            self._in_use = self.group
+            self._leave("they are captured in a CUDA graph")
+            return
+        self._n_gathers += 1
+        if self._first is None:
+            self._first = place
+            self._store(1)
+        if place is self._first and torch._C._current_graph_task_id() == -1:  # not in backward
+            self._n_passes += 1
+            if self._boundaries is None:
+                self._learn()
+            elif (self._n_passes - self._stepped_at) % self._period == 0:
+                self._step_begins(self._boundaries)
+
+    def _is_captured(self) -> bool:
+        own = getattr(self.group, "is_capturing", None)  # an emulated group's
+        return bool(own() if own is not None else torch.cuda.is_current_stream_capturing())
+
+    def _store(self, n: int) -> int:
+        """Ranks that take part, with `n` more."""
+        return int(c10d._get_default_store().add(f"zerotune/variants/{self.group.group_name}/{self._wanted}", n))
+
+    def _learn(self) -> None:
+        """What a step is, and from the time that memory is filled, which variants there are."""
+        if self._has_stepped:
+            self._has_stepped = False
+            if self._stepped_at:
+                self._periods.append(self._n_passes - self._stepped_at)
+            self._stepped_at = self._n_passes
+        if self._n_passes < self._meets_at:
+            return
+        self._now_us()  # waits until the first gather is done
+        if self._store(0) % self.group.size():
+            self._leave("not all ranks enabled the same communicator_variants")
+            return
+        said = [int(not self._periods), mode(self._periods or [0]), self._stepped_at]
+        is_unknown, self._period, self._stepped_at = self._greatest(said)
+        if is_unknown:
+            self._meets_at *= 2
+            if self._meets_at > LAST_MEETING:
+                self._leave("no optimizer was seen to step")
+            return
+        numbers = self._variants.make()
+        if len(numbers) == 1:
+            self._leave("")
+            return
+        self._unhook()
+        self._gathers_at = self._n_gathers
+        self._boundaries = Boundaries(
+            Choices((0,), (0,), variants=numbers),
+            StepSettings(0, 0),
+            self.group.rank(),
+            self.group.size(),
+            self._greatest,
+            self._now_us,
+            lambda: UNLIMITED_BYTES,
+        )
+
+    def _step_begins(self, boundaries: Boundaries) -> None:
+        search = boundaries.search
+        if search.is_settled:  # a step ago: nothing is under way on those that are not in use
+            self._variants.keep(search.leader.variant)
+            self._leave("")
+            return
+        n_gathers, self._gathers_at = self._n_gathers - self._gathers_at, self._n_gathers
+        if n_gathers != self._gathers_per_step:  # an evaluation, for example
+            self._gathers_per_step = n_gathers
+            boundaries.begin_anew()
+            self._n_unlike += 1
+            if self._n_unlike > MOST_UNLIKE:
+                self._in_use = self.group
+                self._leave("steps differ in what they gather")
+                return
+        changed = boundaries.step_ended()
+        if changed is not None:
+            self._in_use = self._variants.groups[changed.variant]
+        self._variants.tell(search.judged)
+
+    def _leave(self, why: str) -> None:
+        """From now on gathers run on what is in use; `why` it was not tried which is best, empty: it was."""
+        self._is_over = True
+        self._unhook()
+        if why:
+            self._say_left(why)
+
+    def _say_left(self, why: str) -> None:
+        say(logging.WARNING, "gathers of process group %s stay as they are: %s", self.group.group_name, why)
+
+    def _greatest(self, numbers: Sequence[int]) -> list[int]:
+        said = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        collectives.maximum(said, self.group).wait()
+        found: list[int] = said.tolist()
+        return found
+
+
+def vary(wanted: Sequence[Mapping[str, int]]) -> None:
+    """Let models that `fully_shard` shards from now on gather on variants of their process groups. Never raises.
+
+    Args:
+        wanted: fields of NCCL's config that each variant has otherwise.
+    """
+    try:
+        wanted = communicator_variants(wanted)
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+        from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
+    except (SettingsError, ImportError) as error:
+        logger.warning("zerotune: no communicator variant is tried: %s", error)
+        return
+    if not hasattr(FSDPModule, "set_custom_all_gather"):
+        logger.warning("zerotune: no communicator variant is tried: FSDP2 of torch %s has no way", torch.__version__)
+        return
+    known: WeakValueDictionary[str, Gathers] = WeakValueDictionary()
+
+    # FSDP2 lets what is set later replace a gather of this class, and memory is allocated as without us.
+    class AllGather(DefaultAllGather):
+        def __init__(self) -> None:
+            self.gathers: dict[str, Gathers] = {}
+
+        def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
+            name = group.group_name
+            mine = self.gathers.get(name)
+            if mine is None or mine.group is not group:
+                mine = known.get(name)
+                if mine is None or mine.group is not group:
+                    mine = known[name] = Gathers(group, wanted, output_tensor.device)
+                self.gathers[name] = mine
+            return super().__call__(output_tensor, input_tensor, mine.next_group(self), async_op)
+
+    @functools.wraps(fully_shard)
+    def fully_shard_varied(module: Any, *args: Any, **kwargs: Any) -> Any:
+        made = fully_shard(module, *args, **kwargs)
+        try:
+            (made[0] if isinstance(made, list | tuple) else made).set_custom_all_gather(AllGather())
+        except Exception as error:  # parameters of one module on several meshes
+            logger.warning("zerotune: gathers of a module stay as they are: %s", error)
+        return made
+
+    for module in tuple(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get("fully_shard") is fully_shard:
+            module.fully_shard = fully_shard_varied  # type: ignore[attr-defined]

@@ -1,0 +1,158 @@
+"""Process groups of the same ranks whose communicators are configured otherwise, for gathers to run on.
+
+They are made once training has filled its memory, and only where enough of it is left: what a communicator takes is
+known when it exists. All that decides comes from a maximum over the ranks, so that all make the same groups.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from ..checks import VARIANT_FIELDS
+from .measures import UNLIMITED_BYTES, left_bytes_of
+from .search import Judged
+
+logger = logging.getLogger("zerotune.variants")
+
+READY_AFTER: Final = 8
+"""Steps of training: by then memory is as full as it gets."""
+RESERVE_BYTES: Final = 1 << 30
+"""Device memory that stays free beside a variant's communicator; before one is made, it is twice as much."""
+
+
+def say(level: int, message: str, *values: object) -> None:
+    """One line of the job, by rank 0."""
+    if dist.get_rank() == 0:
+        logger.log(level, "zerotune: " + message, *values)
+
+
+def why_not(group: dist.ProcessGroup) -> str:
+    """Why gathers of `group` stay on it; empty: they may run on another."""
+    if "nccl" not in str(dist.get_backend_config(group)):
+        return "it does not run on NCCL"
+    if group.size() == 1:
+        return "it has one rank"
+    if group.size() != dist.get_world_size():
+        return "it does not have all ranks of the job"
+    return ""
+
+
+def shown(config: Mapping[str, int]) -> str:
+    """A variant, as a user reads it."""
+    return " ".join(f"{name}={value}" for name, value in config.items())
+
+
+class Variants:
+    """One process group's.
+
+    Args:
+        usual: has all ranks of the job.
+        wanted: what each variant's config has other than the usual one's; numbered from 1.
+        maximum: the greatest over all ranks of each number; a collective call.
+    """
+
+    def __init__(
+        self,
+        usual: dist.ProcessGroup,
+        device: torch.device,
+        wanted: Sequence[Mapping[str, int]],
+        maximum: Callable[[Sequence[int]], Sequence[int]],
+    ) -> None:
+        self.groups: dict[int, dist.ProcessGroup] = {0: usual}
+        """Those that there are, the usual one as 0."""
+        self._usual, self._device, self._wanted, self._maximum = usual, device, wanted, maximum
+        self._left_bytes = left_bytes_of(usual, device)
+        self._told: Judged | None = None
+
+    def make(self) -> tuple[int, ...]:
+        """Make the groups that fit into memory; all ranks call it, with nothing under way.
+
+        Returns:
+            The numbers of all that there are.
+        """
+        for number, config in enumerate(self._wanted, 1):
+            if (group := self._made(config)) is not None:
+                self.groups[number] = group
+        return tuple(self.groups)
+
+    def _made(self, config: Mapping[str, int]) -> dist.ProcessGroup | None:
+        name, (options, why) = shown(config), self._options(config)
+        are_lacking, before_bytes = self._agreed(bool(why))
+        if are_lacking:
+            say(logging.WARNING, "gathers do not try %s: %s", name, why or "another rank's torch build cannot")
+            return None
+        if before_bytes < 2 * RESERVE_BYTES:
+            self._say_short(name, before_bytes, "and it is not made")
+            return None
+        made: dist.ProcessGroup = dist.new_group(
+            backend="nccl", timeout=options._timeout, pg_options=options, group_desc=f"zerotune {name}"
+        )
+        mine = torch.zeros(1, device=self._device)
+        dist.all_gather([torch.empty_like(mine) for _ in range(made.size())], mine, group=made)
+        _, left_bytes = self._agreed(False)
+        if left_bytes < RESERVE_BYTES:
+            self._say_short(name, left_bytes, "so it is destroyed again")
+            dist.destroy_process_group(made)
+            return None
+        taken_mb = max(0, before_bytes - left_bytes) / 1e6
+        say(logging.INFO, "the communicator with %s took %.0f MB of device memory on the fullest rank", name, taken_mb)
+        return made
+
+    def _agreed(self, is_lacking: bool) -> tuple[bool, int]:
+        """Whether any rank cannot, and the memory that is left on the fullest."""
+        are_lacking, fullest = self._maximum([int(is_lacking), UNLIMITED_BYTES - self._left_bytes()])
+        return bool(are_lacking), UNLIMITED_BYTES - fullest
+
+    def _say_short(self, name: str, left_bytes: int, what: str) -> None:
+        text = "gathers do not try %s: a rank has %.1f GB of device memory left, %s"
+        say(logging.WARNING, text, name, left_bytes / 1e9, what)
+
+    def _options(self, config: Mapping[str, int]) -> tuple[Any, str]:
+        """The usual group's, changed, and why they cannot be; empty: they can."""
+        own = getattr(self._usual, "options", None)  # an emulated group's
+        usual: Any = self._usual._get_backend(self._device).options if own is None else own
+        options = type(usual)()
+        options._timeout = usual._timeout
+        options.is_high_priority_stream = usual.is_high_priority_stream
+        known = [name for name in VARIANT_FIELDS if hasattr(options.config, name)]
+        for name in known:
+            setattr(options.config, name, config.get(name, getattr(usual.config, name)))
+        unknown = [name for name in config if name not in known]
+        if unknown:
+            return options, f"NCCL's config has no {', '.join(unknown)} in this torch build, only {', '.join(known)}"
+        return options, ""
+
+    def keep(self, number: int) -> tuple[int, ...]:
+        """Destroy all groups but the usual one and `number`; all ranks call it, with nothing under way on the others.
+
+        Returns:
+            The numbers of those that are left.
+        """
+        for other in [one for one in self.groups if one not in (0, number)]:
+            dist.destroy_process_group(self.groups.pop(other))
+        return tuple(self.groups)
+
+    def tell(self, judged: Judged | None) -> None:
+        """Say it if a variant has been found faster or not."""
+        if judged is None or judged is self._told:
+            return
+        self._told = judged
+        if judged.tried.variant == judged.against.variant:
+            return
+        tried, against = (
+            shown(self._wanted[one.variant - 1]) if one.variant else "the usual config"
+            for one in (judged.tried, judged.against)
+        )
+        percent, doubt = 100 * -math.expm1(judged.difference), 100 * judged.doubt
+        if judged.is_faster:
+            say(logging.INFO, "gathers use %s: steps %.1f %% ± %.1f faster than with %s",
+                tried, percent, doubt, against)  # fmt: skip
+        else:
+            say(logging.INFO, "gathers stay with %s: steps %.1f %% ± %.1f %s with %s",
+                against, abs(percent), doubt, "faster" if percent > 0 else "slower", tried)  # fmt: skip
