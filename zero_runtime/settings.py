@@ -39,7 +39,7 @@ class Settings:
             buckets are made of smaller messages that go out together, and no bit of the training changes.
         communicator_variants: at most three dicts, such as {"max_ctas": 8}: under `autotune`, gathers also try process
             groups whose NCCL config has these values, where device memory allows.
-        n_ranks_per_shard: hybrid sharding: shard within so many neighbouring ranks, e.g. one node's, and
+        n_ranks_per_shard: hybrid sharding: shard within this many neighbouring ranks, e.g. one node's, and
             replicate across; None shards over all.
         debug: before each forward that trains, look for parameters that were changed outside the runtime, and raise
             on every rank; this costs waiting for a small all-reduce.

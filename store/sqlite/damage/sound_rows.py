@@ -59,7 +59,7 @@ def _json(kind: str, *members: str) -> str:
 
 _CHECKSUM: Final = _or_null(_COUNT)
 _CHUNK_BYTES: Final = f"({{0}} = 0 OR {{0}} BETWEEN {MIN_CHUNK_BYTES} AND {MAX_CHUNK_BYTES}) AND {{0}} % 1024 = 0"
-"""Below 0: the row was found to be wrong."""
+"""Below 0: the row was found to be damaged."""
 CELLS: Final[dict[str, dict[str, str]]] = {
     "fabrics": {
         "fabric_id": _TEXT,

@@ -201,7 +201,7 @@ _ALLOWED: Final = {
 
 
 def well_formed(block: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which rows of `block` (MEASUREMENT, shape [n]) hold values that the records allow, shape [n]."""
+    """Whether each row of `block` (MEASUREMENT, shape [n]) holds values that the records allow, shape [n]."""
     chunk_bytes = block["chunk_bytes"]
     good: NDArray[np.bool_] = (
         (block["message_bytes"] - 1 < 2**62 - 1)  # 0 wraps around

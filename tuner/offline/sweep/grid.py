@@ -165,7 +165,7 @@ def make_grid(
 
 
 def restore(points: Iterable[GridPoint], measurements: Array) -> int:
-    """Put the measurements of earlier sweeps (MEASUREMENT, shape (n,)) into `points`; the number of samples used.
+    """Put the measurements of earlier sweeps (MEASUREMENT, shape (n,)) into `points`; returns how many were used.
 
     Rows are as they were stored: those of one visit are neighbours and have one epoch. A visit with several samples was
     a full sweep's.
