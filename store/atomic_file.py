@@ -14,20 +14,20 @@ from typing import Final
 from .errors import UserError
 
 LEFT_BEHIND_S: Final = 86_400.0
-"""A half that nobody has written to for so long is of a process that was killed."""
+"""A partial file that nobody has written to for this long is left from a killed process."""
 MAX_STEM_BYTES: Final = 200
-"""Of a name, in that of its half."""
+"""Bytes of a file's name that its partial file's name repeats."""
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path, mode: int | None = None) -> Iterator[Path]:
     """The path to write to; it replaces `path` when the block ends.
 
-    When anything fails, `path` stays as it was and nothing is left behind. Else what was written is on disk. Each of
-    several writers puts a whole of their own there; the last one's stays. A pipe or a device is written to directly.
+    If anything fails, `path` stays as it was and nothing is left behind; otherwise the content is on disk. Several
+    writers each write a whole file; the last one's stays. A pipe or a device is written to directly.
 
     Args:
-        mode: of its permissions; None: those of the file that is replaced, else the usual ones.
+        mode: the file's permissions; None: those of the file that is replaced, or the usual ones if there is none.
 
     Yields:
         The path.
@@ -64,7 +64,7 @@ def atomic_write(path: Path, mode: int | None = None) -> Iterator[Path]:
 
 
 def _remove_left_behind(partial: Path, stem: str) -> None:
-    """Remove the halves of killed processes; `partial`, which is new, tells the time on that file system."""
+    """Remove partial files of killed processes; `partial`, which is new, shows the time on that file system."""
     began_s = partial.stat().st_mtime
     for old in partial.parent.glob(f"{glob.escape(stem)}.{'[0-9a-f]' * 8}.partial*"):
         with contextlib.suppress(OSError):
@@ -73,7 +73,7 @@ def _remove_left_behind(partial: Path, stem: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to disk; file systems that cannot do that do it by themselves."""
+    """Flush the names in a folder to disk; file systems that refuse this do it by themselves."""
     try:
         _sync(folder)
     except OSError as error:

@@ -2,12 +2,12 @@
 
 ZerotuneError
 ├── UserError            a mistake before training starts: one sentence, a remedy, exit code 2
-│   ├── FabricError          a fabric file with nonsense
-│   ├── TraceError           a trace that is not one, or a broken one
+│   ├── FabricError          a fabric file with impossible values
+│   ├── TraceError           a file that is no trace, or a broken trace
 │   │   └── TraceAccessError     the system does not let it be read
 │   ├── PlanError            a plan with an illegal cell or overlapping rows
-│   ├── BookError            a book of the fleet that is none, is damaged, or is not signed by the pinned key
-│   ├── UntrustedError       at the daemon's address there is, or could be, another user's
+│   ├── BookError            a file that is no book, a damaged book, or one that the pinned key did not sign
+│   ├── UntrustedError       another user has, or could have, a socket at the daemon's address
 │   └── StoreError           the store cannot be used
 │       ├── StoreVersionError    written by a newer zerotune
 │       └── StoreLockedError     another daemon holds it
@@ -20,13 +20,13 @@ from __future__ import annotations
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in one line: of the system's errors its words alone, since whoever tells it names the file."""
+    """An error's text in one line; of an OSError only the system's text, as callers name the file themselves."""
     words = error.strerror or str(error) if isinstance(error, OSError) else str(error)
     return " ".join(words.split()) or ("out of memory" if isinstance(error, MemoryError) else type(error).__name__)
 
 
 def printable(text: str) -> str:
-    """Text of others, as it may stand in a log: what would steer a terminal as escapes, as JSON writes them."""
+    """Text of others, safe for a log: characters that could control a terminal become JSON's escapes."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text)
@@ -57,7 +57,7 @@ class TraceError(UserError):
 
 
 class TraceAccessError(TraceError):
-    """The system does not let a trace file be read: what is in it nobody knows."""
+    """The system refuses to read a trace file, so its content is unknown."""
 
 
 class PlanError(UserError):
@@ -65,11 +65,11 @@ class PlanError(UserError):
 
 
 class BookError(UserError):
-    """A book of the fleet cannot be read, is none, or is not signed by the key that the user pinned."""
+    """A book cannot be read, the file is no book, or the key that the user pinned did not sign it."""
 
 
 class UntrustedError(UserError):
-    """Another user has, or could have, put a socket of their own in the place of the daemon's."""
+    """Another user has replaced the daemon's socket by their own, or could have done it."""
 
 
 class StoreError(UserError):

@@ -1,4 +1,4 @@
-"""What `zerotune launch` was told of one job's tuning; it travels with the job, to whichever daemon tunes it."""
+"""Options of `zerotune launch` for one job's tuning; ranks send them to the daemon that tunes the job."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ MOST_STEPS: Final = 2**31 - 1
 
 
 class JobOptions(msgspec.Struct, frozen=True):
-    """What is not told is as the daemon has it."""
+    """Options that the user leaves out follow the daemon's."""
 
     shadow: bool = False
-    """Nothing that is decided is carried out."""
+    """The daemon decides, and no decision takes effect."""
     tune_steps: Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)] = 0
-    """After so many steps nothing is tried any more; 0: not told."""
+    """Steps after which the daemon tries nothing any more; 0: left out."""
     compare_steps: Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)] = 0
-    """So many steps are compared with NCCL's own choice, whatever that loses; 0: not told."""
+    """Steps that are compared with NCCL's own choice, whatever that costs; 0: left out."""
     own_steps: Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)] = 0
     """So many steps at the beginning run NCCL's own choice, by which starts are compared."""
     chunk_sizes: bool = False

@@ -1,7 +1,7 @@
 """A lock that names its holder and that no dead process can hold.
 
-The kernel's flock decides who holds it, so that kill -9 frees it at once; the file's text only tells
-the loser who won. Ours rather than a library's: those lock, but do not tell by whom something is locked.
+The kernel's flock decides who holds it, so kill -9 frees it at once; the file's text only names the holder.
+Libraries for lock files do not name the holder, so we have our own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .errors import UntrustedError, printable
 from .records import Ordinal
 
 _AS_IT_IS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Whatever somebody has put there: no link is followed, and no pipe waited for."""
+"""Opens whatever is at the path, without following a link or waiting for a pipe."""
 
 
 class _Holder(msgspec.Struct):
@@ -43,7 +43,7 @@ class LockFile:
 
     Raises:
         LockHeld: another process (or another LockFile of this one) holds it.
-        UntrustedError: a link is there, or something else that is no file: to lock it would overwrite another file.
+        UntrustedError: the path is a link or no regular file; locking it would overwrite another file.
         OSError: the file cannot be created.
     """
 
@@ -61,16 +61,16 @@ class LockFile:
     def release(self) -> None:
         """Release the lock and remove its file; may be called twice."""
         if self._descriptor >= 0:
-            with contextlib.suppress(OSError):  # it is free all the same
+            with contextlib.suppress(OSError):  # the lock is free even if the file stays
                 self.path.unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def named_holder(path: Path) -> tuple[int, str] | None:
-    """Pid and command that the file names, whether that process lives or not; None where it names nobody.
+    """Pid and command that the file names, even if that process has ended; None if it names nobody.
 
-    Does not touch the lock: whoever wants it at this moment gets it.
+    This does not take the lock, so another process can take it meanwhile.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | _AS_IT_IS)
@@ -112,7 +112,7 @@ def _open(path: Path) -> int:
             raise
     else:
         found = os.fstat(descriptor)
-        if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:  # 0: its holder has just removed it
+        if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:  # 0 links: its holder has just removed it
             return descriptor
         os.close(descriptor)
     raise UntrustedError(f"lock file {path} is a link, or no file", "find out who made it, and remove it")
@@ -128,4 +128,4 @@ def _held(path: Path, text: bytes) -> LockHeld:
 
 def _command() -> str:
     name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    return printable(" ".join([name, *sys.argv[1:]])[:200])  # bytes of paths may be no text
+    return printable(" ".join([name, *sys.argv[1:]])[:200])  # paths may hold bytes that are no text

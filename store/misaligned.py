@@ -10,46 +10,46 @@ import msgspec
 from .records import Collective, MessageBytes, Protocol
 
 ALIGNMENT_BYTES: Final = 16
-"""NCCL's kernels move 16 bytes at a time where all addresses are multiples of that, else one element at a time
+"""NCCL's kernels move 16 bytes at a time if all addresses are multiples of 16, else one element at a time
 (`reduceCopy` in NCCL's src/device/common_kernel.h, lines 236 to 252 of 2.28.9)."""
 SHARED_OUT: Final = (Collective.all_gather, Collective.reduce_scatter)
-"""Rank r's share begins at r times its bytes. Others are cut by NCCL itself, at aligned places."""
+"""Rank r's share begins at r times the share's bytes. NCCL itself cuts other collectives at aligned addresses."""
 MIN_SHARE_BYTES: Final = 4096
-"""Of smaller ones the latency is all that counts."""
+"""For smaller shares only the latency counts."""
 MAX_MISALIGNED: Final = 64
-"""Sizes that one job can have here."""
+"""Sizes that are kept for one job."""
 
 
 class Misaligned(msgspec.Struct, frozen=True, order=True):
     """Collectives of one size that NCCL runs slowly."""
 
     message_bytes: MessageBytes
-    """Total, as NCCL counts them."""
+    """NCCL's total size of the call."""
     n_ranks: Annotated[int, msgspec.Meta(ge=1, le=2**32 - 1)]
     collective: Collective
 
     @property
     def share_bytes(self) -> int:
-        """What one rank gives to a gather, or gets of a scatter."""
+        """Bytes that one rank contributes to an all-gather, or receives from a reduce-scatter."""
         return self.message_bytes // self.n_ranks
 
     @property
     def fast_share_bytes(self) -> int:
-        """To what the share must be padded."""
+        """The share's size after padding to the alignment."""
         return -(-self.share_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     @property
     def fast_bytes(self) -> int:
-        """The collective's bytes then."""
+        """The collective's total size after padding."""
         return self.fast_share_bytes * self.n_ranks
 
 
 def misaligned(ran: Iterable[tuple[int, int, int, int]]) -> tuple[Misaligned, ...]:
-    """Those of what ran that are misaligned, the largest first.
+    """The misaligned collectives, the largest first.
 
     Args:
-        ran: collective, ranks, total bytes and protocol (255: not known). The LL protocol moves eight bytes at a time
-            whatever the address, so that alignment is nothing to it.
+        ran: collective, ranks, total bytes and protocol (255: unknown) of what ran. The LL protocol moves eight bytes
+            at a time at any address, so alignment does not matter to it.
 
     Returns:
         At most MAX_MISALIGNED sizes.

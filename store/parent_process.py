@@ -1,4 +1,4 @@
-"""A child that must not outlive the process that started it, however that ends."""
+"""Child processes that end with the process that started them, however it ends."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def end_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
-    """Called in the child: from now on it gets `by` when the thread that started it ends, `kill -9` included."""
+    """The child calls this: it then gets signal `by` when the thread that started it ends, even by `kill -9`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0)

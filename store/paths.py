@@ -1,4 +1,4 @@
-"""Where things are by default, and what an endpoint must look like: the daemon's, the store's file, own fabrics.
+"""Default paths of the daemon's endpoint, the store and the user's fabrics; and which endpoints are valid.
 
 `ZEROTUNE_ENDPOINT`, `ZEROTUNE_RUNTIME_DIR` and `ZEROTUNE_STORE` override them.
 """
@@ -24,32 +24,32 @@ APP_NAME = "zerotune"
 MAX_IPC_PATH_BYTES: Final = 107
 """Longest path of a Unix domain socket on Linux."""
 MAX_SOCKET_NAME_BYTES: Final = MAX_IPC_PATH_BYTES - len("/proc/self/fd/1048576/")
-"""Clients reach it through the folder that they have opened and checked."""
+"""Longest name of a socket: clients reach it through the folder that they have opened and checked."""
 MAX_PORT: Final = 65_535
 _TCP_REMEDY: Final = "write tcp://HOST:PORT"
 ENDPOINT_REMEDY: Final = "give another with --endpoint or ZEROTUNE_ENDPOINT"
 _SOCKET = "daemon.sock"
 MAX_HOST_BYTES = 32
-"""Of a host's name in a path: those of sockets are short, and end in 107 bytes."""
+"""Bytes of a host's name in a path, since a socket's whole path has 107 bytes at most."""
 SERVICE_RUNTIME_DIR = "/run/zerotune"
-"""Where root's `zerotune daemon --all-users` makes a folder for the socket of each user, named by their number."""
+"""Root's `zerotune daemon --all-users` makes a folder here for each user's socket, named by the user's number."""
 SERVICE_DOOR = "door.sock"
-"""The socket in it where users ask for their daemon."""
+"""The socket in SERVICE_RUNTIME_DIR at which users ask for their daemon."""
 SERVICE_STATE_DIR = "/var/lib/zerotune"
-"""Where it makes a folder for the store of each user, named likewise."""
+"""Root's daemon makes a folder here for each user's store, named by the user's number."""
 
 
 def runtime_dir() -> Path:
-    """The directory of sockets and locks; neither made nor checked here (`open_socket_folder` checks it).
+    """The directory of sockets and locks; this neither makes nor checks it (`open_socket_folder` checks it).
 
-    Where nothing fits, it is one below /run/user that only root can make.
+    If no directory is suitable, this names one below /run/user that only root can make.
     """
     override = os.environ.get("ZEROTUNE_RUNTIME_DIR")
     if override:
         return Path(override)
     if is_private(of_service := Path(SERVICE_RUNTIME_DIR) / str(os.getuid())):
         return of_service
-    # Of another user, say after `su`, or open to others, it is no runtime directory by the XDG specification.
+    # The XDG specification refuses a directory that is another user's (as after `su`) or open to others.
     for session_dir in (os.environ.get("XDG_RUNTIME_DIR"), f"{SESSION_DIRS}/{os.getuid()}"):
         if session_dir and is_private(Path(session_dir)) and _fits(Path(session_dir) / APP_NAME):
             return Path(session_dir) / APP_NAME
@@ -66,7 +66,7 @@ def default_endpoint() -> str:
 
 
 def default_store_path() -> Path:
-    """The store's file: the one of the node's service if this user has one, else below the XDG data directory.
+    """The store's file: in the folder of the node's service if this user has one, else below the XDG data directory.
 
     Raises:
         UserError: this user has no home.
@@ -78,7 +78,7 @@ def default_store_path() -> Path:
 
 
 def user_fabrics_dir() -> Path:
-    """The folder of the fabrics that this user has added, below the XDG data directory; not created here.
+    """The folder of the fabrics that this user has added, below the XDG data directory; this does not create it.
 
     Raises:
         UserError: this user has no home.
@@ -87,10 +87,10 @@ def user_fabrics_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """The folder of what this user's programs must not forget; not created here.
+    """The folder of what this user's programs must not forget; this does not create it.
 
-    It is that of the node's service if this user has one, since the service's daemons see no homes, else it is below
-    the XDG state directory.
+    It is the folder of the node's service if this user has one, since the service's daemons see no homes. Otherwise
+    it is below the XDG state directory.
 
     Raises:
         UserError: this user has no home.
@@ -109,13 +109,13 @@ def is_private(folder: Path) -> bool:
 
 
 def _fits(folder: Path) -> bool:
-    """Whether a socket can have its name there: nobody is to blame for a name who did not choose it."""
+    """Whether ZeroMQ accepts a socket's path in that folder."""
     path = str(folder / _SOCKET)
     return len(os.fsencode(path)) <= MAX_IPC_PATH_BYTES and _is_utf8(path)
 
 
 def _is_utf8(path: str) -> bool:
-    """Whether ZeroMQ takes it."""
+    """Whether ZeroMQ accepts the path."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -124,7 +124,7 @@ def _is_utf8(path: str) -> bool:
 
 
 def _is_out_of_reach(folder: Path) -> bool:
-    """Whether what is made there is made in a folder of this user's, and others can put nothing in its place."""
+    """Whether the nearest existing folder is this user's, and others cannot replace what is made in it."""
     nearest = None
     for above in folder.parents if folder.is_absolute() else ():  # it is not where there is no home
         try:
@@ -150,7 +150,7 @@ def _host() -> str:
 
 
 def _of_service() -> Path | None:
-    """The folder that the node's service has made for what this user keeps."""
+    """The folder that the node's service has made for this user's files."""
     return of_service if is_private(of_service := Path(SERVICE_STATE_DIR) / str(os.getuid())) else None
 
 
@@ -166,11 +166,11 @@ def _at_home(find: Callable[[str, Literal[False]], str]) -> Path:
 
 
 def check_endpoint(endpoint: str) -> None:
-    """See that a daemon could ever be at `endpoint`.
+    """Refuse an endpoint at which no daemon can listen.
 
     Raises:
-        UserError: it is no ipc:// or tcp:// address, is no UTF-8, its socket has a path that is too long or none at
-            all, or there is no such port.
+        UserError: it is no ipc:// or tcp:// address, it is not UTF-8, its socket's path is missing or too long, or its
+            port is impossible.
     """
     scheme, _, place = endpoint.partition("://")
     if not _is_utf8(endpoint):

@@ -4,9 +4,9 @@
       "phase": "forward_gather", "min_bytes": 1, "max_bytes": 1048576,
       "algorithm": "ring", "protocol": "ll128", "n_channels": 8, "reason": "..."}]}
 
-`algorithm` and `protocol` may be left out together (no opinion), `n_channels` and `chunk_bytes` by themselves. A row of
-phase "any", or of none, holds for all calls; one with a phase for calls whose phase follows from their communicator's
-history.
+`algorithm` and `protocol` may be left out together (no opinion), `n_channels` and `chunk_bytes` by themselves. A row
+without a phase, or of phase "any", applies to all calls. A row with a phase applies to calls whose phase is known from
+their communicator's history.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .records import (
 PLAN_FILE_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 16 * 2**20
 MAX_ROWS: Final = 50_000
-"""More than any job has sizes; each is looked at when a plan is loaded."""
+"""More rows than any job has sizes; loading a plan checks each row."""
 _NO_JSON: Final = "is no plan file: it is not JSON, or cut short"
 
 AnyEnum = TypeVar("AnyEnum", bound=IntEnum)
@@ -65,13 +65,13 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class PlanFile(msgspec.Struct, frozen=True):
-    """A plan and where it comes from. Epoch and expiry belong to one job and are not in the file."""
+    """A plan and its origin. Epoch and expiry belong to one job and are not in the file."""
 
     plan: Plan
     fabric_id: str = ""
     job_id: str = ""
     emulated: str = ""
-    """Name of the emulated fabric it was learned on; empty for real hardware."""
+    """Name of the emulated fabric that the plan was learned on; empty for real hardware."""
 
 
 def write_plan(path: Path, file: PlanFile) -> None:
@@ -106,7 +106,7 @@ def read_plan(path: Path) -> PlanFile:
     """The plan in `path`, under epoch 1. Rows that NCCL cannot follow are refused when the plan is loaded, not here.
 
     Raises:
-        PlanError: no such file, not a plan, or a name that means nothing; names the row.
+        PlanError: there is no such file, it is no plan, or a row has an unknown name; the text names the row.
     """
     try:
         text = read_file(path, MAX_FILE_BYTES)
@@ -114,7 +114,7 @@ def read_plan(path: Path) -> PlanFile:
     except OSError as error:
         raise PlanError(f"cannot read {path}: {reason(error)}", "name one of `zerotune store export`") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        # The parser's message helps only where a field is wrong.
+        # The parser's message helps only if a field is wrong.
         why = f"is not a plan file: {error}" if isinstance(error, msgspec.ValidationError) else _NO_JSON
         problem = f"{path} {why if text else 'is empty'}"
         raise PlanError(problem, "name one that `zerotune store export` wrote") from error

@@ -1,4 +1,4 @@
-"""Folders of this user alone: made closed, whatever the umask says, and checked before they are relied on."""
+"""Folders of this user alone: made private whatever the umask is, and checked before use."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def make_private(folder: Path) -> None:
 
 
 def refuse_open_folder(path: Path, what: str, elsewhere: str) -> None:
-    """See that only this user and root, and whom they let, can put files beside `path`.
+    """Refuse a path if any user can put files beside it, or if its folder is another user's.
 
     Args:
-        path: of a file, there or not.
-        what: it is, for the message.
-        elsewhere: how to name another, for the remedy.
+        path: of a file, which may be missing.
+        what: its purpose, for the message.
+        elsewhere: how to name another path, for the remedy.
 
     Raises:
-        StoreError: its folder is another user's, or all may write there.
+        StoreError: its folder is another user's, or all users may write there.
         OSError: there is no such folder.
     """
     folder = path.parent.stat()
@@ -48,10 +48,10 @@ def open_socket_folder(folder: Path) -> int:
     The runtime directory must be this user's and closed to all others, and may be no link.
 
     Returns:
-        What names the folder that was checked, whatever its path names later.
+        The checked folder's descriptor, which stays valid whatever its path names later.
 
     Raises:
-        UntrustedError: others could put theirs there.
+        UntrustedError: other users could put a socket or a lock there.
         OSError: there is no such folder.
     """
     is_own = folder == runtime_dir()

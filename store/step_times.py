@@ -1,9 +1,9 @@
-"""How sure a difference of step times is: of neighbouring steps within one job, and of two runs.
+"""Differences of step times with their intervals: of neighbouring steps in one job, and of two runs.
 
-Training and machines change as a job goes on, and no plan is the reason. So each control window, two steps of NCCL's
-own choice, is compared with four steps on either side alone: drift cancels, and what lasts longer is in both. Each of
-these *blocks* gives one difference; many give a mean, and an interval by Student's t. `python -m benchmarks
-gain_interval` measures how often that is true.
+Step times drift for reasons other than plans. So each control window, two steps of NCCL's own choice, is compared only
+with the four steps on either side: drift cancels, and longer changes affect both. Each of these *blocks* gives one
+difference; many give a mean, and an interval by Student's t. `python -m benchmarks gain_interval` measures how often
+that interval holds the true gain.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MedianChange:
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether the interval excludes no change at all, and what floats make of it."""
+        """Whether the interval excludes zero, apart from rounding."""
         return self.low_percent > ROUNDING_PERCENT or self.high_percent < -ROUNDING_PERCENT
 
 
@@ -51,7 +51,7 @@ def change(name: str, before: Array, after: Array) -> MedianChange:
         before: durations of steps (us).
 
     Returns:
-        The change from the first to the second.
+        The change from `before` to `after`.
     """
     chance = np.random.default_rng(0)
     ratios = _resampled_medians(before, chance), _resampled_medians(after, chance)
@@ -70,34 +70,34 @@ def _resampled_medians(values: Array, chance: np.random.Generator) -> Array:
 
 
 NEIGHBOURS: Final = 4
-"""Steps on either side of a control window in which what is usual runs."""
+"""Steps on either side of a control window that run the usual settings."""
 COMPARED: Final = 3
-"""So many of them a window is compared with: the first under a plan may be mixed, and is not whole."""
+"""Neighbours that a window is compared with: the first step under a plan may be mixed, and is not whole."""
 MOST_APART: Final = 20
-"""A block whose first and last step are further apart has lost steps in between, and is none."""
+"""A block whose first and last step are further apart has lost steps, and is dropped."""
 LEAST_BLOCKS: Final = 4
-"""Fewer say nothing."""
+"""Fewer blocks give no result."""
 MOST_BLOCKS: Final = 256
-"""The newest are kept."""
+"""The newest blocks are kept."""
 ROUGH: Final = 4.0
-"""A block with a step so many standard deviations off all others, such as a checkpoint, is left out."""
+"""Standard deviations by which a step (a checkpoint, say) is an outlier; its block is left out."""
 LEAST_SCATTER: Final = 1e-4
-"""Steps (log) are believed to scatter by no less, as those of an emulation do not scatter at all."""
+"""Least assumed standard deviation of steps (log), as steps of an emulation do not scatter at all."""
 Z: Final = 2.8
-"""As for 99.5 %: blocks are fewer and more alike than Student's t believes. One claim in a hundred may be false."""
+"""Quantile for 99.5 %: blocks are fewer and more alike than Student's t assumes; 1 % of claims may be false."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """By which share of NCCL's own time steps are shorter, with an interval that holds it in 95 of 100 jobs."""
+    """Share of NCCL's own step time that is saved, with an interval that holds the true share in 95 of 100 jobs."""
 
     share: float
     low_share: float
     high_share: float
     n_windows: int
-    """That were compared."""
+    """Compared control windows."""
     own_us: float
-    """What a step takes under NCCL's own choice, by geometric mean of the windows."""
+    """Geometric mean of step times under NCCL's own choice, over the windows."""
 
     @property
     def uncertain_share(self) -> float:
@@ -106,7 +106,7 @@ class Saved:
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether the interval excludes no gain at all."""
+        """Whether the interval excludes zero, apart from rounding."""
         return 100 * self.low_share > ROUNDING_PERCENT or 100 * self.high_share < -ROUNDING_PERCENT
 
 
@@ -115,25 +115,25 @@ Block = list[float]
 
 
 class SideBySide:
-    """Takes steps in their order, and keeps what is needed to compare neighbours."""
+    """Takes steps in their order, and keeps the blocks of control windows and neighbours."""
 
     def __init__(self) -> None:
         self._blocks: deque[Block] = deque(maxlen=MOST_BLOCKS)
         self._latest: deque[StepRecord] = deque(maxlen=NEIGHBOURS)
-        """Under plans."""
+        """Latest steps under plans."""
         self._open: tuple[list[StepRecord], list[StepRecord], list[StepRecord]] | None = None
-        """Steps before, in and after the last window, as long as there are too few after it."""
+        """Steps before, in and after the last window, until enough steps follow it."""
         self._is_told = True
         self._saved: Saved | None = None
 
     @property
     def n_windows(self) -> int:
-        """Windows that have neighbours on either side."""
+        """Windows with enough neighbours on either side."""
         return len(self._blocks)
 
     def add(self, step: StepRecord, *, is_control: bool) -> None:
-        """Take in a step; `is_control` says whether its plan was a control window's."""
-        if step.epoch == 0:  # no plan was in force, or none any more
+        """Add a step; `is_control`: its plan was a control window's."""
+        if step.epoch == 0:  # no plan was in force
             self._latest.clear()
             self._open = None
         elif not step.is_whole or step.duration_us <= 0.0:
@@ -152,7 +152,7 @@ class SideBySide:
 
     def _close(self, before: list[StepRecord], window: list[StepRecord], after: list[StepRecord]) -> None:
         self._open = None
-        # What ran under other plans than the window's neighbours may have been on trial.
+        # Steps under other plans than the window's neighbours may have run a trial.
         before = [one for one in before if one.epoch == before[-1].epoch][-COMPARED:]
         after = [one for one in after if one.epoch == after[0].epoch][:COMPARED]
         is_whole = len(before) == len(after) == COMPARED
@@ -162,7 +162,7 @@ class SideBySide:
             self._is_told = False
 
     def saved(self) -> Saved | None:
-        """What the windows say together; None as long as there are too few."""
+        """The gain over all windows; None if there are too few."""
         if not self._is_told:
             self._is_told = True  # before the blocks are read, as another thread may add one meanwhile
             self._saved = _told([*self._blocks])
@@ -173,11 +173,11 @@ def _told(blocks: list[Block]) -> Saved | None:
     if len(blocks) < LEAST_BLOCKS:
         return None
     if len(blocks) >= 4 * LEAST_BLOCKS:
-        del blocks[:LEAST_BLOCKS]  # of a time when less was in force
+        del blocks[:LEAST_BLOCKS]  # of the time before most settings were in force
     steps = np.array(blocks)
     own = steps[:, :2].mean(axis=1)
     differences = own - steps[:, 2:].mean(axis=1)
-    steps[:, :2] -= np.median(differences)  # as if they were neighbours: a step far off is as likely in a window
+    steps[:, :2] -= np.median(differences)  # as outliers are as likely in a window
     apart = np.abs(steps - np.median(steps, axis=1, keepdims=True))
     smooth = apart.max(axis=1) <= ROUGH * max(LEAST_SCATTER, 1.4826 * float(np.median(apart)))
     if np.count_nonzero(smooth) >= LEAST_BLOCKS:
@@ -189,7 +189,7 @@ def _told(blocks: list[Block]) -> Saved | None:
 
 
 def _quantile(freedom: int) -> float:
-    """Student's t beyond which as little lies as beyond `Z` in a normal distribution: Cornish and Fisher's series."""
+    """Student's t with the tail probability of `Z` in a normal distribution, by Cornish and Fisher's series."""
     terms: tuple[float, ...] = (
         (Z**3 + Z) / 4,
         (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,

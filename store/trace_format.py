@@ -1,4 +1,4 @@
-"""The trace file that `zerotune launch --log-trace` writes: what is in it, and one member's bytes.
+"""The format of the trace file that `zerotune launch --log-trace` writes.
 
 A trace is a gzip file (RFC 1952) of many members; each member holds one MessagePack map, one of the
 tagged structs below. Both are standard containers, so `zcat trace | msgpack-tool` reads it. A member
@@ -21,7 +21,7 @@ TRACE_VERSION: Final = 1
 TRACE_FORMAT: Final = "zerotune-trace"
 TRACE_SUFFIX: Final = ".zttrace"
 MAX_MEMBER_BYTES: Final = 16 * 2**20
-"""Largest decompressed member; a reader refuses anything bigger before it fills memory."""
+"""Largest decompressed member; a reader refuses bigger ones before they fill memory."""
 
 STEP_FIELDS: Final = [
     ("step", "<u4"),
@@ -30,14 +30,14 @@ STEP_FIELDS: Final = [
     ("exposed_us", "<f8"),
     ("memory_pressure", "<f4"),
 ]
-"""numpy dtype fields of a step; NaN where a StepRecord has None."""
+"""numpy dtype fields of a step; NaN stands for a StepRecord's None."""
 
 _GZIP_WINDOW_BITS: Final = 31
 _FASTEST: Final = 1
 
 
 class TraceHeader(msgspec.Struct, frozen=True, tag="header"):
-    """First member of every trace: whose it is. `clock` is `emulated` or `device`."""
+    """First member of every trace: its job and rank. `clock` is `emulated` or `device`."""
 
     format: str
     version: int
@@ -52,7 +52,7 @@ class TraceHeader(msgspec.Struct, frozen=True, tag="header"):
 
 
 class RecordBlock(msgspec.Struct, frozen=True, tag="records"):
-    """Columns of `zerotune.store.wire.OBSERVATION_FIELDS`; `n_dropped` counts records lost before them so far."""
+    """Columns of `zerotune.store.wire.OBSERVATION_FIELDS`; `n_dropped` counts records lost so far."""
 
     n_records: int
     columns: dict[str, bytes]

@@ -1,4 +1,4 @@
-"""Records to frames and back; no sockets here.
+"""Converts messages to frames and back; it uses no sockets.
 
 A message is two or three ZeroMQ frames:
 
@@ -7,8 +7,8 @@ A message is two or three ZeroMQ frames:
     2  records  only for `Observations`, `CostTables` and `Forwarded`: packed fixed-size records, read with
                 numpy.frombuffer under OBSERVATION_FIELDS or COST_FIELDS
 
-Everything else is refused with `WireError` before a field is used; of a records frame only those records are refused
-that hold a number out of its range.
+`WireError` refuses everything else before a field is used. In a records frame, only records with a number out of its
+range are refused.
 """
 
 from __future__ import annotations
@@ -85,21 +85,21 @@ COST_BYTES: Final = 120
 
 MAX_RANK: Final = 65_535
 MAX_STEPS: Final = 4096
-"""As many as wait in an agent at most."""
+"""An agent holds at most this many waiting steps."""
 MAX_ID_LENGTH: Final = 256
 MAX_REASON_LENGTH: Final = 200
-# Ranges of what travels in a body: a message with anything outside of them is refused as a whole.
+# Ranges of numbers in a body; a message with a number outside of them is refused as a whole.
 _ONE_LINE: Final = r"\A[^\n\0]*\Z"
-"""Names are shown in lines: none makes one of its own. And no file or program can be called with a NUL in its name."""
+"""Names are shown in lines, so they have no line breaks. They have no NUL, as files and programs cannot have one."""
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH, pattern=_ONE_LINE)]
 Name = Annotated[str, msgspec.Meta(max_length=MAX_ID_LENGTH, pattern=_ONE_LINE)]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK)]
 RankCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK + 1)]
 RecordCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_RECORDS_BYTES // OBSERVATION_BYTES)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**45)]
-"""Of what one rank saw; those of all ranks together still fit 63 bits."""
+"""A count of one rank; sums over all ranks still fit 63 bits."""
 Adoptable = Annotated[int, msgspec.Meta(ge=0, le=2**30)]
-"""An epoch that a rank says is in force: the plans that follow it have room below an ordinal's limit."""
+"""An epoch that a rank reports as in force; epochs of later plans stay below an ordinal's limit."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Real = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
@@ -119,8 +119,8 @@ _LARGEST: Final = {
     "n_protocols": 3,
     "n_pipe_ops": 2**31 - 1,
 }
-"""Largest values of the records' fields; negative ones and NaN mean unknown where there are any. A record is refused by
-itself: what NCCL says of one call must not cost the others."""
+"""Largest values of the records' fields; negative ones and NaN mean unknown. Each record is refused by itself: wrong
+numbers from NCCL about one call must not cost the others."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -134,15 +134,15 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     pid: U32
     fabric_id: Name
     fabric: Facts
-    """What the fabric is, for people and for the cost model; `emulated` names a fabric file."""
+    """Description of the fabric, for people and for the cost model; `emulated` names a fabric file."""
     nccl_version: U32
     tuner_abi: U32
     epoch: Adoptable = 0
     """Epoch of the plan that is in force on this rank."""
     leader: Name = ""
-    """Endpoint of rank 0's daemon as seen from this node; empty where this rank does not know it."""
+    """Endpoint of rank 0's daemon as seen from this node; empty if this rank does not know it."""
     name: Name = ""
-    """What people call the job."""
+    """The name that the user gave the job."""
     options: JobOptions = NOTHING_TOLD
 
 
@@ -154,7 +154,7 @@ class Observations(msgspec.Struct, frozen=True, tag="observations"):
     n_records: RecordCount
     n_dropped: Count = 0
     passages: Passages | None = None
-    """All that this rank saw so far, where that has changed since it was sent."""
+    """All that this rank has observed, if that has changed since the last message."""
 
 
 class Steps(msgspec.Struct, frozen=True, tag="steps"):
@@ -164,7 +164,7 @@ class Steps(msgspec.Struct, frozen=True, tag="steps"):
     rank: Rank
     steps: Annotated[tuple[StepRecord, ...], msgspec.Meta(max_length=MAX_STEPS)]
     cached_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    """Of the device's memory: what torch has reserved and does not use."""
+    """Share of the device's memory that torch has reserved and does not use."""
 
 
 class CostTables(msgspec.Struct, frozen=True, tag="cost_tables"):
@@ -176,7 +176,7 @@ class CostTables(msgspec.Struct, frozen=True, tag="cost_tables"):
 
 
 class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
-    """Rank 0 says that all ranks run under `epoch` from `step` on."""
+    """Rank 0 reports that all ranks run under `epoch` from `step` on."""
 
     job_id: Id
     epoch: Adoptable
@@ -189,13 +189,13 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     job_id: Id
     rank: Rank
     failure: Name = ""
-    """Type of the exception that ended its script; empty: none did."""
+    """Type of the exception that ended its script; empty: none."""
 
 
 class Forwarded(msgspec.Struct, frozen=True, tag="forwarded"):
-    """From a node's daemon to the job's leading one: announces a records frame.
+    """From a node's daemon to the job's leading daemon: announces a records frame.
 
-    Its observations were joined over the `n_ranks` ranks of the node, `rank` being the lowest; 0 ranks: they have left.
+    Its observations are joined over the node's `n_ranks` ranks, whose lowest is `rank`; 0 ranks: they have left.
     """
 
     job_id: Id
@@ -205,13 +205,13 @@ class Forwarded(msgspec.Struct, frozen=True, tag="forwarded"):
     node: Name = ""
     """The host of these ranks."""
     lateness: Lateness | None = None
-    """Who is late among them, in messages without records."""
+    """Late ranks among them, in messages without records."""
 
 
 class Bell(msgspec.Struct, frozen=True, tag="bell"):
-    """Rank 0 has announced or decided change `number`: the daemons tell all other ranks to look into the job's store.
+    """Rank 0 has announced or decided change `number`: daemons notify all other ranks to read the job's c10d store.
 
-    0: a rank has a new communicator, which rank 0 is told. A bell is a hint; what is agreed stands in the store alone.
+    0: a rank has a new communicator, and rank 0 is notified. A bell is only a hint; agreements are in that store alone.
     """
 
     job_id: Id
@@ -219,7 +219,7 @@ class Bell(msgspec.Struct, frozen=True, tag="bell"):
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """Rank 0 says before any communicator is made which variables all ranks will run with; see `JobRecord`."""
+    """Rank 0 sends, before any communicator exists, the variables that all ranks will run with; see `JobRecord`."""
 
     job_id: Id
     name: Name
@@ -228,7 +228,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag="status_request"):
-    """Asked by `zerotune status`."""
+    """Question of `zerotune status`."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -237,9 +237,9 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     daemon_pid: U32
     version: Name
     listen: Name = ""
-    """Where daemons of other nodes reach this one; a wildcard host stands for this node."""
+    """Address at which daemons of other nodes reach this one; a wildcard host stands for this node."""
     shadow: Name = ""
-    """What a daemon in shadow would change by now, told to rank 0; empty: it carries out what it decides."""
+    """Changes that a daemon with --shadow would have made by now, for rank 0; empty: its decisions take effect."""
 
 
 class PlanOffer(msgspec.Struct, frozen=True, tag="plan_offer"):
@@ -250,7 +250,7 @@ class PlanOffer(msgspec.Struct, frozen=True, tag="plan_offer"):
 
 
 class Observe(msgspec.Struct, frozen=True, tag="observe"):
-    """Open (or close, 0) an observation window of `n_steps` steps on the receiving rank."""
+    """Open an observation window of `n_steps` steps on the receiving rank, or close it (0)."""
 
     job_id: Id
     n_steps: Ordinal
@@ -279,70 +279,70 @@ class JobStatus(msgspec.Struct, frozen=True):
     missing_evidence: MissingEvidence = MissingEvidence.nothing
     """Why `stage` is unknown; nothing from an older daemon."""
     name: str = ""
-    """What people call the job."""
+    """The name that the user gave the job."""
     passages: Passages = Passages()
     """Of the ranks that report to this daemon."""
     lateness: Lateness = Lateness()
-    """Which of the ranks that report to this daemon, or to those of other nodes, collectives wait for."""
+    """Late ranks, of this daemon's and of other nodes' daemons."""
     misaligned: tuple[Misaligned, ...] = ()
-    """Sizes that NCCL would run faster if they were padded, the largest first."""
+    """Sizes that NCCL would run faster with padding, the largest first."""
     exposed_us: Real | None = None
-    """Of a step of late, the communication that computation waited for; None: not measured."""
+    """Recent communication per step that computation waited for; None: not measured."""
     exposure: Exposure = Exposure()
     """The share of communication that computation waits for; unknown from an older daemon."""
     frozen_since: Whole = 0
-    """The step since which nothing is tried any more; 0: that step has not come, or there is none."""
+    """The step since which nothing is tried any more; 0: exploring has not ended."""
 
 
 class DaemonOptions(msgspec.Struct, frozen=True):
-    """What a daemon may try, as `zerotune daemon` was told."""
+    """A daemon's limits, from the options of `zerotune daemon`."""
 
     budget_percent: Real
     memory_threshold: Real
     explore: bool
     shadow: bool = False
-    """Nothing that it decides is carried out."""
+    """Its decisions do not take effect."""
     exact: bool = False
-    """Nothing is tuned that could change a bit of the results."""
+    """Nothing is tuned that could change the results in any bit."""
     tune_steps: Whole = 0
-    """After so many steps of a job nothing is tried any more; 0: never."""
+    """Steps of a job after which nothing is tried any more; 0: no limit."""
     compare_steps: Whole = 0
-    """So many steps of a job are compared with NCCL's own choice, whatever that loses."""
+    """Steps of a job that are compared with NCCL's own choice, whatever that costs."""
 
 
 class StoreState(msgspec.Struct, frozen=True):
-    """How writing to the daemon's store goes."""
+    """State of writing to the daemon's store."""
 
     is_out: bool = False
-    """Nothing can be written now; what is recorded waits in memory."""
+    """Nothing can be written now; recorded rows wait in memory."""
     error: str = ""
-    """The reason, or why the last record was lost, even if that is over."""
+    """The reason, or the reason of the last loss, even if that is over."""
     failed_s_ago: Real = 0.0
     """Seconds since that began, or since the last record was lost."""
     n_waiting: Whole = 0
     n_lost: Whole = 0
     """Records lost for good since the daemon started."""
     is_gone: bool = False
-    """The store's file was removed or moved away: what is written goes with it."""
+    """The store's file was removed or moved away, so new rows are lost with it."""
     damage: str = ""
-    """What was wrong with the file that is `set_aside`; empty: nothing was."""
+    """Damage of the file that is `set_aside`; empty: none."""
     set_aside: str = ""
-    """Where a damaged file is kept since the daemon started; it goes on in a new one."""
+    """Path of a file that was damaged since the daemon started; a new file has replaced it."""
     n_recovered: Whole = 0
     """Measurements of the damaged file that are in the new one."""
     n_missing: Whole | None = None
-    """Measurements of it that could not be read; None: nobody knows."""
+    """Its measurements that could not be read; None: unknown."""
 
 
 class FleetState(msgspec.Struct, frozen=True):
-    """How sharing what is measured with other nodes goes."""
+    """State of sharing measurements with other nodes."""
 
     url: str = ""
-    """Where to; empty: nothing is shared."""
+    """Target of sharing; empty: nothing is shared."""
     contributor: str = ""
-    """What whoever measures here is called."""
+    """The contributor's name of this node."""
     key: str = ""
-    """Public key that signs it, which says who that is."""
+    """Public key of the contributor's signatures."""
     n_objects: Whole = 0
     n_written: Whole = 0
     """Measurements in them."""
@@ -351,15 +351,15 @@ class FleetState(msgspec.Struct, frozen=True):
     """Measurements that found no room in memory while the URL was slow or failed."""
     is_failing: bool = False
     error: str = ""
-    """Of the last failure, even if it is over."""
+    """Text of the last failure, even if it is over."""
     failed_s_ago: Real = 0.0
     """Seconds since that began."""
     book: str = ""
-    """Where the book of what other nodes learned is read; empty: nowhere."""
+    """URL of the book that the daemon reads; empty: none."""
     book_error: str = ""
-    """Why the last one that was read is not believed."""
+    """Why the daemon refused the last book that it read."""
     n_book_winners: Whole = 0
-    """Settings that the book in use calls better than NCCL's own choice."""
+    """Settings that are better than NCCL's own choice by the book in use."""
 
 
 class EndedJob(msgspec.Struct, frozen=True):
@@ -369,15 +369,15 @@ class EndedJob(msgspec.Struct, frozen=True):
     step: Whole
     """Its last step."""
     fell_silent: bool
-    """Its ranks did not say goodbye: they were killed, or the connection to them is lost."""
+    """Its ranks sent no goodbye: they were killed, or the connection to them is lost."""
     ended_s_ago: Real = 0.0
     name: str = ""
-    """What people call it."""
+    """The name that the user gave the job."""
     failure: str = ""
     """The first rank whose script ended by an exception, and that exception's type; empty: none is known of."""
 
     def describe(self) -> str:
-        """How it ended, in words that follow its name."""
+        """How it ended, as words to follow its name."""
         how = "its ranks fell silent" if self.fell_silent else "ended"
         if self.failure:
             how = f"failed ({self.failure})"
@@ -399,16 +399,16 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     n_refused: Whole = 0
     """Messages that were malformed, or that the sender may not send."""
     options: DaemonOptions | None = None
-    """None from an older daemon."""
+    """None: an older daemon sent this."""
     store: StoreState = StoreState()
     health: str = "ok"
-    """`degraded` while the store cannot be written, or its file is gone; `damaged` if its file was."""
+    """`degraded` while the store cannot be written or its file is gone; `damaged` if its file was damaged."""
     """Jobs of which no step was ever seen to end; they are not among `jobs`."""
     ended: tuple[EndedJob, ...] = ()
     """Jobs that ended, the newest first."""
     fleet: FleetState = FleetState()
     listen: str = ""
-    """Where daemons of other nodes reach this one; empty: nowhere."""
+    """Address at which daemons of other nodes reach this one; empty: none."""
 
 
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
@@ -427,7 +427,7 @@ _daemon_decoder: msgspec.msgpack.Decoder[DaemonMessage] = msgspec.msgpack.Decode
 
 
 def encode(message: AgentMessage | DaemonMessage, records: Any = None) -> list[Any]:
-    """Frames of `message`; `records` is any buffer, sent as it is."""
+    """The frames of `message`; `records` is a buffer that is sent unchanged."""
     frames: list[Any] = [HEADER, _encoder.encode(message)]
     if records is not None:
         frames.append(records)
@@ -435,7 +435,7 @@ def encode(message: AgentMessage | DaemonMessage, records: Any = None) -> list[A
 
 
 def decode_agent(frames: Sequence[bytes]) -> tuple[AgentMessage, bytes | None]:
-    """The message and the records frame an agent sent; `usable_records` reads the latter.
+    """The message and the records frame of an agent; `usable_records` reads the records.
 
     Raises:
         WireError: anything about the frames is not as this version sends it.
@@ -454,7 +454,7 @@ def decode_agent(frames: Sequence[bytes]) -> tuple[AgentMessage, bytes | None]:
 
 
 def usable_records(message: AgentMessage, raw: bytes) -> tuple[NDArray[np.void], int]:
-    """The records of a message whose numbers are all in range.
+    """A message's records with all numbers in range.
 
     Returns:
         Records, COST_FIELDS (CostTables) or OBSERVATION_FIELDS (all others), shape (n,); and how many were left out.
@@ -468,7 +468,7 @@ def usable_records(message: AgentMessage, raw: bytes) -> tuple[NDArray[np.void],
 
 
 def decode_daemon(frames: Sequence[bytes]) -> DaemonMessage:
-    """The message a daemon sent.
+    """The message of a daemon.
 
     Raises:
         WireError: anything about the frames is not as this version sends it.

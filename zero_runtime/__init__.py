@@ -1,6 +1,6 @@
-"""ZeRO 1, 2 and 3 on torch: shards optimizer states, gradients and parameters of any module, in place.
+"""ZeRO 1, 2 and 3 on torch: shards optimizer states, gradients and parameters of any module in place.
 
-Names are loaded on first use: importing the package alone does not import torch.
+Names are loaded on first use, so importing the package does not import torch.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Checkpoints through torch.distributed.checkpoint, readable on any number of ranks, and by FSDP2.
 
-    folder/step-00000100/            complete, or not there at all
+    folder/step-00000100/            complete, or missing
         model.*                      every parameter in master precision, as boxes of the whole tensor
         elementwise.*, scalar.*      the optimizer's state, by parameter and key
-        zero.json                    names and shapes, param groups, whatever else the caller hands over
+        zero.json                    names and shapes, param groups, other data of the caller
 
 A checkpoint is written under another name and renamed when every rank has finished, so an interrupted save
-never touches the last good one. Nothing in it is unpickled but DCP's own index, by a reader that knows only
-the index's classes.
+never touches the last good one. Only DCP's own index is unpickled, by a reader that knows only the index's
+classes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .sharded_model import ShardedModel
 from .state import unsharded_values
 
 MANIFEST = "zero.json"
-_MISTAKE_BYTES = 1024  # of what ranks tell one another went wrong; a path has a few hundred
+_MISTAKE_BYTES = 1024  # of an error message that ranks exchange; a path has a few hundred
 _Told = SettingsError | CheckpointError
 _TRUSTED_NAMES = {
     ("torch", "Size"),
@@ -56,14 +56,14 @@ _TRUSTED_NAMES = {
 
 
 def _enum_member(kind: type, name: str) -> Enum:
-    """What Python 3.11.0 to 3.11.3 pickle an enum's member as, in place of the real getattr."""
+    """Replaces getattr, by which Python 3.11.0 to 3.11.3 pickle an enum's member."""
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind[name]
     raise CheckpointError(f"the checkpoint's index asks {kind} for {name!r}; only read checkpoints that you trust")
 
 
 class _IndexUnpickler(pickle.Unpickler):
-    """Unpickles only what DCP writes into an index: plain records, enums, dtypes, paths."""
+    """Unpickles only the types of DCP's index: plain records, enums, dtypes, paths."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
@@ -71,7 +71,7 @@ class _IndexUnpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or (module, name) in _TRUSTED_NAMES:
             return super().find_class(module, name)
-        # A dotted name would reach whatever a module happens to import.
+        # A dotted name could reach anything that a module imports.
         is_known = module.startswith("torch.distributed.checkpoint.") or module.split(".")[0] == "pathlib"
         if is_known and "." not in name:
             found = super().find_class(module, name)
@@ -81,7 +81,7 @@ class _IndexUnpickler(pickle.Unpickler):
 
 
 class SafeReader(dcp.FileSystemReader):
-    """Reads a DCP folder without running what its index might say."""
+    """Reads a DCP folder without executing code from its index."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """The index, from which only known classes are built.
@@ -104,7 +104,7 @@ class SafeReader(dcp.FileSystemReader):
 
 
 class Share:
-    """What this rank has of one whole tensor: boxes of it, each a view of a shard."""
+    """This rank's part of one whole tensor: boxes of it, each a view of a shard."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.shape = torch.Size(shape)
@@ -211,7 +211,7 @@ def _optimizer_shares(engine: ShardedModel, optimizer: torch.optim.Optimizer) ->
 
 
 def _spread_scalars(engine: ShardedModel, optimizer: torch.optim.Optimizer, shares: Mapping[str, Share]) -> None:
-    """Gives what was read once for a parameter, such as its step, to every slice that holds a part of it."""
+    """Copies scalars read once for a parameter, such as its step, to every slice with a part of it."""
     for shard_slice in engine.sharded.slices:
         slot = shard_slice.flat.layout.slots[shard_slice.pieces[0].slot]
         for key, value in optimizer.state.get(shard_slice.parameter, {}).items():
@@ -221,7 +221,7 @@ def _spread_scalars(engine: ShardedModel, optimizer: torch.optim.Optimizer, shar
 
 
 def _shapes(shares: Mapping[str, Share]) -> dict[str, list[int]]:
-    """By name, of the model's tensors: the same in every stage, whoever holds them."""
+    """Shapes of the model's tensors by name; they are equal in every stage."""
     return {name.removeprefix("model."): list(s.shape) for name, s in shares.items() if name.startswith("model.")}
 
 
@@ -237,11 +237,11 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save(engine: ShardedModel, folder: str | Path, step: int, extra: Mapping[str, Any] | None = None) -> Path:
-    """Writes `folder/step-<step>`; every rank calls it, with a folder that all see.
+    """Writes `folder/step-<step>`; every rank calls it, with a folder that all ranks see.
 
     Args:
-        engine: whose model, and optimizer if there is one, are saved.
-        extra: anything that JSON can hold, e.g. a loss scaler's or scheduler's state; rank 0's counts.
+        engine: its model, and its optimizer if there is one, are saved.
+        extra: anything that JSON can hold, e.g. a loss scaler's or scheduler's state; rank 0's is saved.
 
     Raises:
         SettingsError: on every rank: a rank's step is no number, or JSON cannot hold its `extra`; nothing was written.
@@ -262,7 +262,7 @@ def save(engine: ShardedModel, folder: str | Path, step: int, extra: Mapping[str
     partial = final.with_suffix(".partial")
     first = dist.get_rank(engine.world) == 0
     if first:
-        shutil.rmtree(partial, ignore_errors=True)  # left by a save that was interrupted
+        shutil.rmtree(partial, ignore_errors=True)  # left by an interrupted save
     dist.barrier(group=engine.world)
     optimizer = engine.current_optimizer
     shares = _model_shares(engine)
@@ -297,7 +297,7 @@ def _name(step: int) -> str:
 
 
 def _raise_alike(mistake: _Told | None, engine: ShardedModel) -> None:
-    """Raises the first rank's mistake on every rank; no rank goes on before all have called."""
+    """Raises the first rank's mistake on every rank; waits until all ranks have called."""
     kinds = SettingsError, CheckpointError
     told = b"" if mistake is None else bytes([1 + kinds.index(type(mistake))]) + str(mistake).encode()
     mine = torch.tensor([*told[:_MISTAKE_BYTES].ljust(_MISTAKE_BYTES, b"\0")], dtype=torch.uint8)
@@ -323,19 +323,19 @@ def latest(folder: str | Path) -> Path:
 
 
 def load(engine: ShardedModel, folder: str | Path, step: int | None = None) -> dict[str, Any]:
-    """Resumes from a checkpoint, which may have been saved on another number of ranks; every rank calls it.
+    """Resumes from a checkpoint, perhaps of another number of ranks; every rank calls it.
 
     Args:
-        engine: of the same model; its optimizer, if there is one, gets the saved state.
-        step: None: the latest that is complete.
+        engine: an engine of the same model; its optimizer, if there is one, gets the saved state.
+        step: number of the step; None: the latest complete checkpoint's.
 
     Returns:
-        {"step": the step, "extra": what was given to `save`}.
+        {"step": the step, "extra": the `extra` of `save`}.
 
     Raises:
         SettingsError: `step` is no number of a step.
-        CheckpointError: there is no such checkpoint, or it is of another model, and nothing was changed; or a file of
-            it is damaged.
+        CheckpointError: there is no such checkpoint, or it is of another model, and nothing was changed; or one of its
+            files is damaged.
     """
     path = latest(folder) if step is None else Path(folder) / _name(step)
     try:
@@ -363,7 +363,7 @@ def load(engine: ShardedModel, folder: str | Path, step: int | None = None) -> d
 
 
 def load_weights(engine: ShardedModel, path: str | Path) -> None:
-    """Takes the `model.*` of any DCP folder, e.g. one that FSDP2 saved as {"model": model.state_dict()}.
+    """Loads the `model.*` of any DCP folder, e.g. one that FSDP2 saved as {"model": model.state_dict()}.
 
     Raises:
         CheckpointError: it is of another model; nothing was changed then.
@@ -393,7 +393,7 @@ def _compare(path: Path, stored: Mapping[str, list[int]], own: Mapping[str, list
 
 @torch.no_grad()
 def _read(engine: ShardedModel, reader: SafeReader, shares: dict[str, Share]) -> None:
-    wanted = {name: share for name, share in shares.items() if 0 not in share.shape}  # of those nothing was written
+    wanted = {name: share for name, share in shares.items() if 0 not in share.shape}  # empty ones were not written
     try:
         dcp.load(wanted, storage_reader=reader, planner=_LoadPlanner(), process_group=engine.world)
     except CheckpointException as error:
@@ -407,7 +407,7 @@ def _read(engine: ShardedModel, reader: SafeReader, shares: dict[str, Share]) ->
 
 
 def _make_room(engine: ShardedModel, optimizer: torch.optim.Optimizer, metadata: Metadata) -> None:
-    """Empty optimizer states of the kinds that were saved, for a fresh optimizer to be filled."""
+    """Makes empty optimizer states of the saved kinds, so that a fresh optimizer can be filled."""
     kinds: dict[str, list[tuple[str, bool, torch.dtype]]] = {}
     names = {slot.name for flat in engine.flats for slot in flat.layout.slots}
     for fqn, entry in metadata.state_dict_metadata.items():

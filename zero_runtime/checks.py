@@ -1,4 +1,4 @@
-"""What a user hands over, checked before anything is done; what is wrong is told in one sentence."""
+"""Checks a user's arguments before anything is done; errors are one sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VARIANT_FIELDS: Final = ("cga_cluster_size", "cta_policy", "max_ctas", "min_ctas
 
 
 def refusal(name: str, value: object, wanted: str) -> SettingsError:
-    """The error about an argument that cannot be right.
+    """The error for an invalid argument.
 
     Args:
         wanted: what it must be, in words.
@@ -28,13 +28,13 @@ def refusal(name: str, value: object, wanted: str) -> SettingsError:
     """
     shown = repr(value)
     if "\n" in shown or len(shown) > _MOST_SHOWN:  # a whole module or tensor
-        kind = nn.Parameter if isinstance(value, nn.Parameter) else type(value)  # not a placeholder of ours
+        kind = nn.Parameter if isinstance(value, nn.Parameter) else type(value)  # not our placeholder class
         shown = f"of type {kind.__name__}"
     return SettingsError(f"{name} is {shown}; it must be {wanted}")
 
 
 def whole_number(name: str, value: object, least: int) -> int:
-    """An argument that counts something.
+    """Refuses an argument that is no int of at least `least`.
 
     Returns:
         `value`.
@@ -48,10 +48,10 @@ def whole_number(name: str, value: object, least: int) -> int:
 
 
 def number(name: str, value: Any, wanted: str, is_right: Callable[[Any], bool]) -> None:
-    """Refuses what is no number, and a number that is not right.
+    """Refuses an argument that is no number, and an invalid number.
 
     Args:
-        value: that was given; a tensor of one element counts as a number.
+        value: the argument; a tensor of one element counts as a number.
         wanted: what it must be, in words.
 
     Raises:
@@ -62,7 +62,7 @@ def number(name: str, value: Any, wanted: str, is_right: Callable[[Any], bool]) 
 
 
 def json_dict(name: str, values: Mapping[str, Any] | None) -> None:
-    """Refuses what is no dict, or holds what JSON cannot.
+    """Refuses an argument that is no dict, or that JSON cannot hold.
 
     Raises:
         SettingsError: it is refused.

@@ -1,9 +1,9 @@
-"""The only place that talks to torch.distributed during a step: three small callables, chosen by backend.
+"""The only module that calls torch.distributed during a step: three small callables, chosen by backend.
 
-A backend may have a better way to do one of them. On gloo a reduce-scatter is an all-reduce inside, which
-moves 2(n−1) shards per rank; parts sent straight to their owners and a sum on the spot move n−1, and add in the
-order of ranks, so that the result does not depend on how a ring was cut. Its all-gather fills a second buffer as
-large as the result and copies it; shards that are sent straight to where they belong need none, and take less time.
+On some backends, messages are better than a collective. Gloo's reduce-scatter is an all-reduce inside, which moves
+2(n−1) shards per rank. Parts sent directly to their owners move n−1 and are summed there in the order of ranks, so
+the result does not depend on a ring's order. Gloo's all-gather fills a second buffer as large as the result and
+copies it; shards sent directly to their places need no buffer, and take less time.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class Work(Protocol):
     """A collective under way."""
 
     def wait(self) -> object:
-        """Returns once the result may be used on the current stream."""
+        """Returns when the result may be used on the current stream."""
 
 
 AVOID_RECORD_STREAMS: Final = "TORCH_NCCL_AVOID_RECORD_STREAMS"
-"""Unless it is set, torch before 2.8 gives memory that NCCL has used back only when the host sees that NCCL is done."""
+"""Unless this is set, torch before 2.8 frees memory that NCCL used only when the host sees that NCCL is done."""
 
 
 def warn_of_held_memory(backend: str, torch_version: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Say so if layers that were freed may stay in memory: then stage 3 may need as much as the whole model.
+    """Warns if freed layers may stay in memory: then stage 3 may need as much memory as the whole model.
 
     Args:
-        backend: of the group, by torch's name.
+        backend: torch's name of the group's backend.
         torch_version: `torch.__version__`.
     """
     major, minor = (int(part) for part in torch_version.split(".")[:2])
@@ -52,13 +52,13 @@ Reduce = Callable[[Tensor, dist.ProcessGroup], Work]
 
 @dataclass(frozen=True)
 class Collectives:
-    """How to gather, scatter and reduce; every call returns at once.
+    """Callables that gather, scatter and reduce; every call returns at once.
 
     all_gather(whole, shard, group): whole has n_ranks × shard's elements.
     reduce_scatter(shard, whole, group): SUM, never AVG, so that NCCL keeps PAT and NVLS as candidates.
     all_reduce(whole, group): SUM in place.
-    bucket_bytes: the most that one call should move: more gains no speed, and costs memory.
-    coalesces: several calls at once are one launch, as in NCCL's groups.
+    bucket_bytes: the most bytes that one call should move: more bytes gain no speed, and cost memory.
+    coalesces: several calls together are one launch, as in NCCL's groups.
     """
 
     all_gather: Gather
@@ -70,13 +70,13 @@ class Collectives:
     def together(
         self, call: Callable[..., Work], arguments: Sequence[tuple[Tensor, ...]], group: dist.ProcessGroup
     ) -> Work:
-        """Several calls of one kind as one.
+        """Issues several calls of one kind as one.
 
-        Each element stays with its rank, and is summed as it would be alone: a larger buffer would move it
-        to another, and NCCL's rings begin their sums elsewhere then.
+        Each element stays with its rank and is summed as in a separate call. One larger buffer would move elements
+        to other ranks, where NCCL's rings begin their sums at another rank.
 
         Args:
-            arguments: of each call, without the group.
+            arguments: each call's arguments, without the group.
         """
         if len(arguments) == 1:
             return call(*arguments[0], group)
@@ -110,9 +110,9 @@ def _plain_all_reduce(whole: Tensor, group: dist.ProcessGroup) -> Work:
 
 
 class _DirectSum:
-    """A reduce-scatter made of messages and a sum in the order of ranks, taken when waited for.
+    """A reduce-scatter by messages, with a sum in the order of ranks, which `wait` computes.
 
-    Of two ranks the other's part is received where the sum goes, for a + b is b + a to the last bit.
+    With two ranks, the other's part is received in the place of the sum, as a + b equals b + a in all bits.
     """
 
     _TAG = 0x5A46  # so that a user's own messages in the same group are not taken for parts
@@ -145,7 +145,7 @@ class _DirectSum:
 
 
 class _DirectGather:
-    """An all-gather made of messages, each shard received where it belongs."""
+    """An all-gather by messages, in which each shard is received in its place."""
 
     _TAG = 0x5A45  # so that a user's own messages in the same group are not taken for shards
 
@@ -164,7 +164,7 @@ class _DirectGather:
 
 
 class _Several:
-    """Collectives that were issued one after another."""
+    """The works of several collectives."""
 
     def __init__(self, works: Sequence[Work]) -> None:
         self.works = works
@@ -175,14 +175,14 @@ class _Several:
 
 
 def maximum(value: Tensor, group: dist.ProcessGroup) -> Work:
-    """The greatest over ranks, element by element, in place."""
+    """The maximum over ranks, element by element, in place."""
     work: Work | None = dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group, async_op=True)
     assert work is not None
     return work
 
 
 class _Done:
-    """Work that is complete at once, without another rank."""
+    """Work that is complete at once, as there is no other rank."""
 
     def wait(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""`shard`: from a plain module to a ZeRO-sharded one, in place; the module is called as before.
+"""`shard` turns a plain module into a ZeRO-sharded one, in place; the module is called as before.
 
 engine = zero_runtime.shard(model, stage=3)
 optimizer = engine.optimizer(torch.optim.AdamW, lr=3e-4)
@@ -60,10 +60,10 @@ class Engine:
         self.settings = settings
         self.world = world
         self.model_parallel_group = model_parallel_group
-        self._agree(parts)  # before groups are made: that takes all ranks, too
+        self._agree(parts)  # before making groups, in which all ranks take part, too
         self.group, self.replicate_group = hybrid_groups(world, settings.n_ranks_per_shard)
         beside = [] if model_parallel_group is None else [model_parallel_group]
-        self.disjoint_groups = [self.group, *beside]  # over these, one after another, every element is met once
+        self.disjoint_groups = [self.group, *beside]  # these together have every element once
         self.collectives = collectives.for_group(self.group)
         self.pending = PendingReductions(settings.n_buckets_in_flight)
         self._positions = {id(p): position for position, p in enumerate(model.parameters())}
@@ -91,7 +91,7 @@ class Engine:
             self._check = ParameterCheck(model, self.flats, [world, *beside], self._backward)
         self.sharded = ShardedGradients(self.gradients, self.pending, self.collectives, settings.find_unused_parameters)
         self.current_optimizer: torch.optim.Optimizer | None = None
-        """The one that `optimizer` made."""
+        """The optimizer that `optimizer` made."""
         self._autotuner: Autotuner | None = None
         if settings.autotune:
             partitioned = self._parameters if isinstance(self._parameters, PartitionedParameters) else None
@@ -103,7 +103,7 @@ class Engine:
     # construction
 
     def _guard_state_dict(self) -> None:
-        """The module's own state dict knows nothing of shards: refuse it where it would be wrong."""
+        """Refuses the module's own state dict if it would be wrong, as it ignores shards."""
 
         def before_load(*_: Any) -> None:
             raise LifecycleError(
@@ -145,7 +145,7 @@ class Engine:
                 continue
             n_bytes = sum(m.parameter.numel() for m in part) * compute.itemsize
             cap = settings.bucket_bytes or self.collectives.bucket_bytes
-            if trainable:  # what is summed in a wider type than it is gathered in moves no more either
+            if trainable:  # sums in a wider type than that of gathers move no more bytes, either
                 cap = cap * compute.itemsize // max(compute.itemsize, settings.reduce_dtype(compute).itemsize)
             if settings.stage < 3:  # a small model still gets a few buckets, so that backward overlaps
                 cap = min(cap, max(_LEAST_BUCKET_BYTES, n_bytes // _FEWEST_BUCKETS))
@@ -185,7 +185,7 @@ class Engine:
     # training
 
     def _cast_inputs(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
-        """The model's floating-point inputs, in the precision that it computes in."""
+        """The model's inputs; floating-point ones are in the precision of its computation."""
         dtype = self.settings.compute_dtype(torch.float32)
 
         def cast(value: Any) -> Any:
@@ -202,7 +202,7 @@ class Engine:
         """A genuine `cls` whose state is sharded; `step()` consumes the gradients.
 
         Args:
-            cls: one that works element by element, such as `torch.optim.AdamW`.
+            cls: an optimizer that works element by element, such as `torch.optim.AdamW`.
             groups: torch's param groups over the model's parameters, e.g. to decay some weights only; None: all in one
                 group.
 
@@ -210,8 +210,8 @@ class Engine:
             The optimizer, over this rank's shards; torch's learning rate schedulers take it.
 
         Raises:
-            SettingsError: `cls` is no optimizer or needs whole tensors, the groups are not a partition, or one exists
-                already.
+            SettingsError: `cls` is no optimizer or needs whole tensors, the groups are no partition of the parameters,
+                or an optimizer exists already.
         """
         if self.current_optimizer is not None:
             raise SettingsError("this model has an optimizer already; use param groups instead of a second one")
@@ -230,10 +230,10 @@ class Engine:
         self.finish_gradients()
 
     def finish_gradients(self) -> list[Tensor]:
-        """Waits for all reductions; the gradients that the optimizer will see.
+        """Waits for all reductions; returns the gradients that the optimizer will see.
 
         Raises:
-            LifecycleError: some were accumulated under `no_sync` and never reduced.
+            LifecycleError: gradients were accumulated under `no_sync` and never reduced.
         """
         if any(gradients.has_unsent for gradients in self.gradients):
             raise LifecycleError(
@@ -257,25 +257,25 @@ class Engine:
 
     @property
     def step_settings(self) -> StepSettings | None:
-        """Bucket and prefetch depth that run now, under `autotune`; None without it."""
+        """Bucket and prefetch depth in use with `autotune`; None without it."""
         return None if self._autotuner is None else self._autotuner.running
 
     @property
     def best_step_settings(self) -> StepSettings | None:
-        """Those that `autotune` found best; None: it is not done, or off."""
+        """Bucket and prefetch depth that `autotune` found best; None: it is not done, or off."""
         return None if self._autotuner is None else self._autotuner.chosen
 
     def propose(self, bucket_bytes: int | None = None, prefetch: int | None = None) -> StepSettings:
-        """Asks for a bucket or a prefetch depth to be tried next, as `zerotune advise --watch` may say.
+        """Requests a bucket or a prefetch depth to try next, for example a suggestion of `zerotune advise --watch`.
 
-        Any rank may ask, at any time; all try the same, and keep it only where steps get shorter.
+        Any rank may ask at any time; all ranks try the same, and keep it only if steps get shorter.
 
         Args:
-            bucket_bytes: None: as it is.
-            prefetch: layers gathered ahead; None: as it is.
+            bucket_bytes: bytes of a bucket; None: as now.
+            prefetch: layers gathered ahead; None: as now.
 
         Returns:
-            What will be tried: the nearest that exists.
+            The nearest existing values, which will be tried.
 
         Raises:
             LifecycleError: the model was sharded without `autotune`.
@@ -301,7 +301,7 @@ class Engine:
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scales all gradients so that their global norm is at most `max_norm`; returns the norm before.
 
-        As `torch.nn.utils.clip_grad_norm_` over the whole model, that of all model-parallel ranks together.
+        Like `torch.nn.utils.clip_grad_norm_` over the whole model, including all model-parallel ranks.
 
         Raises:
             SettingsError: `max_norm` is negative, `norm_type` is not positive, or one is no number.
@@ -323,7 +323,7 @@ class Engine:
         return full_state_dict(self)
 
     def load_state_dict(self, values: Mapping[str, Tensor]) -> None:
-        """Loads a plain state dict; every rank passes the same.
+        """Loads a plain state dict; every rank passes the same one.
 
         Raises:
             SettingsError: it is no state dict; nothing was changed then.
@@ -333,7 +333,7 @@ class Engine:
 
     @contextmanager
     def full_parameters(self, write: bool = False) -> Iterator[None]:
-        """Whole parameters inside the block, to read, or with `write` to change alike on every rank."""
+        """Gives whole parameters inside the block, to read, or with `write` to change equally on every rank."""
         self.synchronize()
         if self.settings.stage == 3:
             for unit in self.units:
@@ -353,7 +353,7 @@ class Engine:
 
     @torch.no_grad()
     def after_load(self) -> None:
-        """Shares master copies that were written from outside."""
+        """Publishes master copies that were written from outside."""
         for flat in self.flats:
             flat.publish_master()
             if not flat.partitioned:
@@ -361,11 +361,11 @@ class Engine:
                 flat.finish_gather()
 
     def save_checkpoint(self, folder: str | Path, step: int, extra: Mapping[str, Any] | None = None) -> Path:
-        """Writes `folder/step-<step>`, as `zerotune.zero_runtime.checkpoint.save`; every rank calls it.
+        """Writes `folder/step-<step>`, like `zerotune.zero_runtime.checkpoint.save`; every rank calls it.
 
         Args:
-            folder: of all checkpoints, seen by all ranks.
-            extra: anything that JSON can hold, e.g. a scheduler's state; rank 0's counts.
+            folder: the folder of all checkpoints, which all ranks see.
+            extra: anything that JSON can hold, e.g. a scheduler's state; rank 0's is saved.
 
         Raises:
             SettingsError: on every rank: a rank's step is no number, or JSON cannot hold its `extra`.
@@ -399,15 +399,15 @@ def shard(
             its children.
         group: ranks that train the model together; by default all.
         model_parallel_group: ranks that hold other parts of the same model, each part sharded over its own `group`;
-            clipping, loss scaling and errors then span both. Parameters that are parts are marked by
-            `parameter.tensor_model_parallel = True`; others count as equal copies.
-        settings: see `Settings`; `stage=3` unless said otherwise.
+            clipping, loss scaling and errors then span both. `parameter.tensor_model_parallel = True` marks parameters
+            that are parts; others count as equal copies.
+        settings: see `Settings`; the default is `stage=3`.
 
     Returns:
-        The engine, by which the loop trains; the model is called as before.
+        The engine for the training loop; the model is called as before.
 
     Raises:
-        SettingsError: on every rank, when settings, model and world do not fit, or ranks differ.
+        SettingsError: on every rank, if settings, model and world do not fit, or ranks differ.
     """
     if not isinstance(model, nn.Module):
         raise refusal("model", model, "a torch.nn.Module")

@@ -1,7 +1,7 @@
-"""What can go wrong, as a tree; each message is one sentence that names the value found and the remedy.
+"""The runtime's errors; each message is one sentence that names the value found and the remedy.
 
 ZeroError
-├── SettingsError     a wrong stage, precision, world or model, or another argument that cannot be right
+├── SettingsError     a wrong stage, precision, world or model, or another invalid argument
 ├── LifecycleError    a parameter was used, moved or replaced outside its life cycle
 └── CheckpointError   a checkpoint that is missing, incomplete or of another model
 """
@@ -14,11 +14,11 @@ class ZeroError(Exception):
 
 
 class SettingsError(ZeroError, ValueError):
-    """An argument cannot be right, or model, world and settings do not fit; where ranks meet, raised on all of them."""
+    """An argument is invalid, or model, world and settings do not fit; collective calls raise this on all ranks."""
 
 
 class LifecycleError(ZeroError, RuntimeError):
-    """A parameter was asked to do what its place in the life cycle forbids."""
+    """A parameter was used in a way that its state in the life cycle forbids."""
 
 
 class CheckpointError(ZeroError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Dynamic loss scaling for fp16: gradients too small for fp16 are lifted, steps with infinities are skipped.
+"""Dynamic loss scaling for fp16: scales small gradients up, and skips steps with infinities.
 
 scaler = zero_runtime.LossScaler(engine)
 scaler.scale(loss).backward()
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LossScaler:
-    """Multiplies the loss; divides the gradients in fp32; halves on overflow, doubles after calm.
+    """Multiplies the loss and divides the gradients in fp32; the scale halves on overflow, and doubles without it.
 
     Every rank sees every rank's overflow by an all-reduce of one number, so all skip the same steps.
 
@@ -38,7 +38,7 @@ class LossScaler:
         self._growth_interval = growth_interval
         self._least = least
         self._n_calm = 0
-        self._overflowed: bool | None = None  # of the present gradients; None: not looked at yet
+        self._overflowed: bool | None = None  # of the present gradients; None: not checked yet
         self.n_skipped = 0
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -80,9 +80,9 @@ class LossScaler:
         return True
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint needs."""
+        """The state for a checkpoint."""
         return {"value": self.value, "n_calm": self._n_calm}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continues from a checkpoint."""
+        """Continues with a checkpoint's state."""
         self.value, self._n_calm = float(state["value"]), int(state["n_calm"])

@@ -1,6 +1,6 @@
 """`Settings.debug`: finds parameters that were changed outside the runtime, before each forward that trains.
 
-The ranks take one maximum over what each has found, and wait for it. So all raise the same error, and none hangs.
+The ranks take one maximum over their findings and wait for it, so all raise the same error, and none hangs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _KINDS = ("was replaced by another tensor", "was given new storage", "was writte
 
 
 class ParameterCheck:
-    """Looks at every parameter before each forward that trains; all ranks call that alike.
+    """Checks every parameter before each forward that trains; all ranks call it equally often.
 
     Args:
-        flats: that hold its parameters, in the same order on every rank.
-        groups: meet one after another and reach all ranks that train this model.
-        backward: a forward inside it is a recomputation, which is not looked at.
+        flats: the flat buffers of its parameters, in the same order on every rank.
+        groups: groups that together reach all ranks that train this model.
+        backward: a forward inside a backward pass is a recomputation, which is not checked.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ParameterCheck:
         model.register_forward_pre_hook(between_graphs(self._before_forward), prepend=True)
 
     def accept_writes(self) -> None:
-        """Takes the present values as the runtime's own: a later write in place is one from outside."""
+        """Accepts the present values as the runtime's own; later writes in place are reported."""
         self._versions = [parameter._version for flat in self._flats for parameter in flat.parameters]
 
     def _before_forward(self, *_: object) -> None:
@@ -60,7 +60,7 @@ class ParameterCheck:
             )
 
     def _changes(self) -> Iterator[tuple[int, int]]:
-        """(index of the parameter, index of what was done to it) on this rank."""
+        """(index of the parameter, index of its kind of change) on this rank."""
         index = 0
         for flat in self._flats:
             for managed, value in zip(flat.managed, flat.shown, strict=True):

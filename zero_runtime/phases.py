@@ -1,7 +1,7 @@
-"""Says where in the step a collective is, to a listener; without one it costs one call of an empty function.
+"""Reports each collective's phase to a listener; without one this costs one call of an empty function.
 
-A collective's phase is one of `forward_gather`, `backward_gather`, `gradient_scatter`,
-`post_step_gather` and `other`, announced right before it is issued.
+The phase is one of `forward_gather`, `backward_gather`, `gradient_scatter`,
+`post_step_gather` and `other`, and is reported right before the collective is issued.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PHASES = (FORWARD_GATHER, BACKWARD_GATHER, GRADIENT_SCATTER, POST_STEP_GATHER, O
 
 
 def _ignore(phase: str) -> None:
-    """The listener that does nothing."""
+    """The default listener, which does nothing."""
 
 
 _listener: Callable[[str], None] = _ignore
@@ -30,5 +30,5 @@ def set_listener(listener: Callable[[str], None] | None) -> None:
 
 
 def announce(phase: str) -> None:
-    """Tells the listener the phase of the next collective."""
+    """Reports the phase of the next collective to the listener."""
     _listener(phase)

@@ -1,4 +1,4 @@
-"""What a user may choose, checked once, before anything is allocated."""
+"""The user's settings, checked once before anything is allocated."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class Settings:
         precision: of parameters and activations: "fp32", "bf16" or "fp16", the last two with fp32 master
             weights; None leaves every parameter in its own dtype. Integers and buffers stay as they are.
         reduce_precision: of gradients in buckets, sums and shards; None: as `precision`.
-        bucket_bytes: C_B, the most that one collective moves, whatever the model; None: what suits the backend.
-        n_buckets_in_flight: reductions under way at a time.
+        bucket_bytes: C_B, the most bytes that one collective moves; None: a default for the backend.
+        n_buckets_in_flight: number of concurrent reductions.
         prefetch: layers gathered ahead of the one in use, forward and backward (stage 3).
         reshard_after_forward: stage 3 frees a layer after its forward and gathers it again for its backward;
             False keeps it, for fewer gathers and more memory.
         overlap_post_step_gather: stages 1 and 2 gather updated parameters while the next forward begins.
-        all_reduce_gradients: stage 1 as articles draw it: all-reduce, then use one's own slice.
+        all_reduce_gradients: stage 1 as in articles: all-reduce, then each rank uses its own slice.
         find_unused_parameters: agree, by one small all-reduce per step, on parameters without a gradient on
             any rank, which the optimizer then skips as it does in one process; otherwise they get zeros.
-        autotune: try other buckets and prefetch depths between steps, all ranks alike, and keep what shortens steps;
+        autotune: try other buckets and prefetch depths between steps, equally on all ranks, and keep faster ones;
             buckets are made of smaller messages that go out together, and no bit of the training changes.
         communicator_variants: at most three dicts, such as {"max_ctas": 8}: under `autotune`, gathers also try process
             groups whose NCCL config has these values, where device memory allows.
-        n_ranks_per_shard: hybrid sharding: shard within so many neighbouring ranks, e.g. one node's, and
+        n_ranks_per_shard: hybrid sharding: shard within this many neighbouring ranks, e.g. one node's, and
             replicate across; None shards over all.
         debug: before each forward that trains, look for parameters that were changed outside the runtime, and raise
-            on every rank; it costs a small all-reduce that is waited for.
+            on every rank; this costs waiting for a small all-reduce.
         broadcast_initial_values: start from rank 0's parameters and buffers.
     """
 
@@ -87,9 +87,9 @@ class Settings:
             )
 
     def compute_dtype(self, parameter_dtype: torch.dtype) -> torch.dtype:
-        """Of whole parameters and activations, for parameters of the given dtype."""
+        """Dtype of whole parameters and activations, for parameters of the given dtype."""
         return _DTYPES[self.precision] if self.precision and parameter_dtype.is_floating_point else parameter_dtype
 
     def reduce_dtype(self, compute_dtype: torch.dtype) -> torch.dtype:
-        """Of gradients on their way to the shard."""
+        """Dtype of gradients in buckets and sums."""
         return _DTYPES[self.reduce_precision] if self.reduce_precision else compute_dtype

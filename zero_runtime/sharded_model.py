@@ -1,4 +1,4 @@
-"""What reading, saving and loading a sharded model needs of it: what an engine offers, without importing one."""
+"""The protocol of a sharded model for reading, saving and loading it, without importing the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .optimizer.sharded import ShardedGradients
 
 
 class ShardedModel(Protocol):
-    """A model whose states are spread over the ranks of `world`."""
+    """A model whose states are sharded over the ranks of `world`."""
 
     model: nn.Module
     world: dist.ProcessGroup
@@ -22,10 +22,10 @@ class ShardedModel(Protocol):
     sharded: ShardedGradients
     collectives: Collectives
     current_optimizer: torch.optim.Optimizer | None
-    """The optimizer on the shards; None = none was made yet."""
+    """The optimizer on the shards; None: it is not made yet."""
 
     def synchronize(self) -> None:
         """Wait until every parameter is up to date."""
 
     def after_load(self) -> None:
-        """Share master copies that were written from outside."""
+        """Publish master copies that were written from outside."""

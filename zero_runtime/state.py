@@ -1,4 +1,4 @@
-"""Whole values of a sharded model: to read, to save as a plain state dict, to load one."""
+"""Reads whole values of a sharded model, and saves and loads plain state dicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sharded_model import ShardedModel
 
 
 def _gathered(engine: ShardedModel, flat: Flat) -> Tensor:
-    """The flat buffer in the master copy's precision, on every rank."""
+    """The whole flat buffer in the master copy's precision, on every rank."""
     if not flat.has_master and not flat.partitioned:
         return flat.whole
     whole = torch.empty(flat.layout.numel, dtype=flat.master_dtype, device=flat.device)
@@ -61,7 +61,7 @@ def _entries(engine: ShardedModel) -> dict[str, Tensor]:
 
 
 def unsharded_values(engine: ShardedModel) -> dict[str, Tensor]:
-    """Persistent buffers and, in stages 1 and 2, frozen parameters: whole on every rank, tied ones under one name."""
+    """Values whole on every rank: persistent buffers and, in stages 1 and 2, frozen parameters (tied ones once)."""
     known = {id(p) for flat in engine.flats for p in flat.parameters}
     found = {}
     for name, tensor in _entries(engine).items():
@@ -73,7 +73,7 @@ def unsharded_values(engine: ShardedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_full_state_dict(engine: ShardedModel, values: Mapping[str, Tensor]) -> None:
-    """Takes this rank's part of every value; every rank passes the same state dict.
+    """Loads this rank's part of every value; every rank passes the same state dict.
 
     Raises:
         SettingsError: it is no state dict; nothing was changed then.
@@ -105,7 +105,7 @@ def load_full_state_dict(engine: ShardedModel, values: Mapping[str, Tensor]) -> 
 
 
 def assign_pieces(flat: Flat, values: Mapping[str, Tensor]) -> None:
-    """Writes whole values into this rank's slices, and into the whole parameters where they stay."""
+    """Writes whole values into this rank's slices, and into whole parameters that stay in memory."""
     layout = flat.layout
     masters = torch.zeros(layout.shard_numel, dtype=flat.master_dtype, device=flat.device)
     for piece in layout.pieces(flat.rank):

@@ -1,1 +1,1 @@
-"""What others wrote, or could: how it is read, what it may take to decode, and who could have put it there."""
+"""Files and bytes that other users may have written: reading, decoding within limits, checking who wrote them."""

@@ -1,8 +1,7 @@
-"""What others wrote is decoded in a process of its own, which may take so much memory and time, and no more.
+"""Decodes what other users wrote in a process of its own, with limits on memory and time.
 
-A limit on a file's bytes says nothing of what they decode to, and neither does what a file says of itself. So a
-function that decodes runs where the system holds it to a limit, checks what came out, and says it in bytes that are
-bounded.
+Neither a file's size nor its own header limits how much it decodes to. So a decoding function runs in a process that
+the system limits. The function checks its result and returns a bounded number of bytes.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from typing import Final
 from .own_python import python_with
 
 _HEAD: Final = struct.Struct("!BQQ")
-"""Of a request: 0, and the bytes of the name and of the data. Of an answer: how it went, 0, and its bytes."""
+"""A request has 0, the name's bytes and the data's bytes. An answer has its status, 0, and its bytes."""
 _DONE, _REFUSED = 0, 1
 _START_S: Final = 30.0
-"""An interpreter with its imports begins sooner, also on a busy machine."""
+"""An interpreter starts and imports in less, even on a busy machine."""
 
 
 class Undecodable(Exception):
-    """What was given cannot be decoded within the limits, or is not what it should be; the text says why."""
+    """The data cannot be decoded within the limits, or is invalid; the text says why."""
 
 
 class Decoding:
-    """A function in a process of its own; begun when it is first wanted, and anew after it was killed. For one thread.
+    """A function in a process of its own, for one thread; the first call starts the process, also after it was killed.
 
     Args:
-        function: MODULE:NAME of a function that takes a name and bytes, and gives bytes; it raises ValueError, with
-            words, for what it does not believe.
-        memory_mib: that it may take beyond what the interpreter and its imports do.
-        seconds: that one call may take.
-        most_bytes: that it may give.
+        function: MODULE:NAME of a function that takes a name and bytes and returns bytes; it raises ValueError, with
+            a text, for invalid data.
+        memory_mib: memory that it may take beyond the interpreter's and its imports'.
+        seconds: time that one call may take.
+        most_bytes: bytes that it may return.
     """
 
     def __init__(self, function: str, *, memory_mib: int, seconds: float, most_bytes: int) -> None:
@@ -59,7 +58,7 @@ class Decoding:
         self.close()
 
     def __call__(self, name: str, data: bytes) -> bytes:
-        """What the function gives.
+        """The function's result.
 
         Raises:
             Undecodable: it refused, or took more than it may.
@@ -130,7 +129,7 @@ def _serve(line: sockets.socket, function: str, memory_mib: int) -> None:
     most = pages * resource.getpagesize() + memory_mib * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    line.sendall(b"\0")  # from here on its time counts
+    line.sendall(b"\0")  # the caller's time limit counts from here on
     while True:
         _, n_name, n_data = _HEAD.unpack(_received(line, _HEAD.size))
         named, data = _received(line, n_name), _received(line, n_data)

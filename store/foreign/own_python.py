@@ -1,4 +1,4 @@
-"""Our own programs in a Python of their own: `python -m` would import what lies in the current folder first."""
+"""Starts our modules as programs: `python -m` would first import modules from the current folder."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _RUN = (
     "import sys; sys.path = [one for one in sys.path if one];"
     "import runpy; runpy.run_module({!r}, run_name='__main__', alter_sys=True)"
 )
-"""With `-c` the current folder, in which anybody may have put a module, is the empty name."""
+"""With `-c`, the empty name stands for the current folder, in which anybody may have put a module."""
 
 
 def python_with(module: str) -> list[str]:
-    """The words of a command that runs a module of ours, wherever it is run; its arguments follow."""
+    """The beginning of a command that runs a module of ours from any folder; append the module's arguments."""
     return [sys.executable, "-c", _RUN.format(module)]

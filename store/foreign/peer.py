@@ -7,14 +7,14 @@ import struct
 from typing import Final, NamedTuple
 
 _UCRED: Final = struct.Struct("iII")
-"""Numbers of users and groups fill all 32 bits: those from 2^31 on are lent to directories of users, say."""
+"""Numbers of users and groups use all 32 bits: directory services assign numbers from 2^31 on, for example."""
 
 
 class Peer(NamedTuple):
-    """A process, and whom it ran as when it connected or began to listen."""
+    """A process, and the user that it ran as when it connected or began to listen."""
 
     pid: int
-    """0: it is in another container."""
+    """0: the process is in another container."""
     uid: int
     gid: int
 

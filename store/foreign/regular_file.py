@@ -1,4 +1,4 @@
-"""Files that a user names or others wrote: a regular file of at most so many bytes, or an error, and never a wait."""
+"""Reads files that a user names or others wrote: only regular files up to a size, and without ever waiting."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def read_file(path: Path, max_bytes: int, *, owner: int | None = None, follow: b
     """All of a file.
 
     Args:
-        max_bytes: that it may have.
-        owner: number of the user whose file it must be; None: anybody's.
+        max_bytes: the most bytes that it may have.
+        owner: number of the user who must own it; None: any user.
         follow: whether it may be a symbolic link.
 
     Returns:
@@ -38,10 +38,10 @@ def begin_of(path: Path, n_bytes: int) -> bytes:
 
 
 def _read(path: Path, n_bytes: int, owner: int | None, flags: int) -> bytes:
-    # Without O_NONBLOCK a pipe that nobody writes to would be waited for, before anything is known of it.
+    # Without O_NONBLOCK, opening a pipe that nobody writes to would wait.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
-    except ValueError as error:  # a name that others gave, with what no file's can have in it
+    except ValueError as error:  # others gave the name, and no file's name can have such characters
         raise OSError(errno.EINVAL, str(error), str(path)) from error
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)

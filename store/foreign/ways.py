@@ -1,4 +1,4 @@
-"""Who could have put something at a path: asked before what lies there is executed, or believed as this user's own."""
+"""Who could have put something at a path: checked before its content is executed or trusted as this user's own."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..errors import UntrustedError
 SESSION_DIRS = "/run/user"
 """Where systemd makes each user's runtime directory, which cron and batch jobs are not told of."""
 _MOST_LINKS: Final = 40
-"""As the kernel follows on one way."""
+"""The kernel follows this many in one path."""
 
 
 def refuse_reachable(path: Path, what: str, elsewhere: str) -> None:
-    """See that only this user and root could have put there what lies at a path, or could put something else there.
+    """Refuse a path if users other than this one and root could have put something there, or still could.
 
-    Every folder and link on the way is looked at, and so is the file. What is missing is nobody's.
+    This checks every folder and link of the path, and the file itself. Missing parts are skipped.
 
     Args:
-        path: absolute, of a file or a folder, there or not.
-        what: it is, for the message.
-        elsewhere: how to name another, for the remedy.
+        path: absolute path of a file or a folder; it may be missing.
+        what: its purpose, for the message.
+        elsewhere: how to name another path, for the remedy.
 
     Raises:
         UntrustedError: another user could.
@@ -49,11 +49,11 @@ def refuse_reachable(path: Path, what: str, elsewhere: str) -> None:
 
 
 def make_own_folder(folder: Path, what: str, elsewhere: str) -> None:
-    """Make a folder of this user alone, and those above it that are missing; nobody else could reach it on any way.
+    """Make a folder, and missing ones above it, that only this user can write to or replace.
 
     Args:
-        what: is kept there, for the message.
-        elsewhere: how to name another, for the remedy.
+        what: the folder's content, for the message.
+        elsewhere: how to name another folder, for the remedy.
 
     Raises:
         UntrustedError: others could put something there.

@@ -21,25 +21,25 @@ class DecisionKind(str, Enum):
     prior = "prior"
     """Known from earlier jobs."""
     provisional = "provisional"
-    """It runs in most steps, though it is not proven to be faster."""
+    """The candidate runs in most steps, though it is not proven to be faster."""
     pace = "pace"
     """Training's own pace has changed."""
     regime = "regime"
-    """The network has."""
+    """The network's state has changed."""
     variant = "variant"
     """Another plan was compared with the one in force."""
     takeover = "takeover"
     """Another daemon began to decide."""
     shadow = "shadow"
-    """What a daemon in shadow would have gained."""
+    """The gain that a daemon with --shadow would have reached."""
     control = "control"
     """NCCL's own choice runs for a control window, under this epoch."""
     freeze = "freeze"
-    """From here on nothing new is tried."""
+    """Nothing new is tried from this step on."""
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Why one row of a plan is what it is; what `zerotune explain` reads."""
+    """The reason for one row of a plan; `zerotune explain` reads it."""
 
     job_id: str
     fabric_id: str
@@ -47,7 +47,7 @@ class Decision(msgspec.Struct, frozen=True):
     candidate: Candidate
     epoch: int
     kind: str
-    """Of a `DecisionKind`, or of an older version."""
+    """Value of a `DecisionKind`, or a kind of an older version."""
     reason: str
     predicted_us: float | None = None
     predicted_low_us: float | None = None
@@ -66,12 +66,12 @@ class Decision(msgspec.Struct, frozen=True):
 
     @property
     def is_control(self) -> bool:
-        """Whether it only says that NCCL's own choice runs for a control window, as many do, all alike."""
+        """Whether this only records a control window; a job has many such decisions, all alike."""
         return self.kind == DecisionKind.control
 
     @property
     def is_of_job(self) -> bool:
-        """Whether this concerns the whole job: its key is then only one of many."""
+        """Whether this concerns the whole job; its key is then only one of those concerned."""
         return self.kind in OF_JOB
 
 

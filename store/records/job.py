@@ -20,40 +20,40 @@ class Stage(IntEnum):
     zero2 = 3
     zero3 = 4
     zero1_or_2 = 5
-    """Gradients leave once per gather of parameters, as in both."""
+    """Gradients are reduced once per gather of parameters, as stages 1 and 2 both do."""
 
 
 class HowKnown(str, Enum):
-    """What it is based on that a share of communication is exposed."""
+    """Where the share of exposed communication comes from."""
 
     unknown = "unknown"
-    """It may be any share."""
+    """The share may have any value."""
     estimated = "estimated"
-    """From how steps get longer where calls do."""
+    """Estimated from how much steps lengthen when calls take longer."""
     measured = "measured"
-    """From what computation waited for."""
+    """Measured as the time that computation waited for communication."""
 
 
 class MissingEvidence(str, Enum):
     """Why the collectives of a job do not show its stage."""
 
     nothing = ""
-    """Nothing is missing: they show it."""
+    """Nothing is missing: the collectives show the stage."""
     no_collectives = "no_collectives"
     only_small = "only_small"
     """No collective is larger than a counter or a flag."""
     nothing_reduced = "nothing_reduced"
-    """Much is gathered or broadcast, and no gradient is sent."""
+    """Large collectives gather or broadcast, and none reduces gradients."""
     one_size = "one_size"
     """All are all-reduces of one size: one bucket of gradients, several equal ones, or activations that are summed."""
     no_repetition = "no_repetition"
-    """No two steps were seen that are alike."""
+    """No two of the observed steps are alike."""
     ambiguous = "ambiguous"
-    """Several kinds of training, or none of those known, send what was seen."""
+    """The collectives fit several kinds of training, or none that is known."""
     too_early = "too_early"
-    """So few steps show nothing yet, be it what is there or what is not."""
+    """Too few steps were observed."""
     incomplete = "incomplete"
-    """A trace has collectives whose size or kind it does not tell."""
+    """A trace has collectives without a size or a kind."""
 
 
 class Exposure(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class Exposure(msgspec.Struct, frozen=True):
 
 
 class ModelRecord(msgspec.Struct, frozen=True):
-    """A fitted model at rest: safe bytes, never a pickle, and what they depend on."""
+    """A fitted model as the store keeps it: safe bytes, never a pickle, and what they depend on."""
 
     name: str
     fabric_id: str
@@ -77,11 +77,11 @@ class ModelRecord(msgspec.Struct, frozen=True):
     """Error on held-out data, in the model's own unit; None when there was too little data."""
     created_at_s: float
     is_damaged: bool = False
-    """Its row in the store is damaged: only its name and fabric are known."""
+    """The model's row in the store is damaged: only its name and fabric are known."""
 
 
 class JobRecord(msgspec.Struct, frozen=True):
-    """One job as the store remembers it; `ended_at_s` None while it runs, or where nobody saw its end."""
+    """One job as the store keeps it; `ended_at_s` is None while it runs, or if nobody saw its end."""
 
     job_id: str
     fabric_id: str
@@ -92,19 +92,19 @@ class JobRecord(msgspec.Struct, frozen=True):
     name: str = ""
     """What `launch --name` called it."""
     is_lost: bool = False
-    """Its ranks fell silent, or the daemon that heard them ended before they did."""
+    """Its ranks fell silent, or their daemon ended before they did."""
     passages: Passages = Passages()
-    """What was seen to pass the tuner by, and what it decided."""
+    """Collectives that ran by the tuner's decision, and those that it could not decide."""
     lateness: Lateness = Lateness()
     """Which of its ranks collectives waited for."""
     failure: str = ""
-    """The first rank whose script ended by an exception, and that exception's type; empty: none is known of."""
+    """The first rank whose script ended by an exception, and that exception's type; empty: none is known."""
     training: str = ""
     """What all starts of the same training on the same hardware have in common; empty: nobody compares them."""
     environment: str = ""
-    """Variables that it was started with, for trial or for good, as `NAME=VALUE` with spaces between."""
+    """Variables set at its start, as a trial or permanently, as `NAME=VALUE` separated by spaces."""
 
     @property
     def title(self) -> str:
-        """How it is shown to people."""
+        """The job's name and id, for people."""
         return titled(self.job_id, self.name)

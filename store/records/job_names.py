@@ -8,11 +8,11 @@ MAX_NAME_LENGTH: Final = 64
 
 
 def is_job_name(text: str) -> bool:
-    """Whether a job may be called so: up to 64 letters of any script, digits, spaces within and ASCII's other signs."""
+    """Whether the text is a valid name: up to 64 letters of any script, digits, inner spaces and ASCII punctuation."""
     signs_are_plain = all(letter.isalnum() or (letter.isascii() and letter.isprintable()) for letter in text)
     return 0 < len(text) <= MAX_NAME_LENGTH and text == text.strip() and signs_are_plain
 
 
 def titled(job_id: str, name: str) -> str:
-    """How a job is shown to people: its name, where it has one, and its id."""
+    """A job for people: its name, if it has one, and its id."""
     return f"{name} ({job_id})" if name else job_id

@@ -60,5 +60,5 @@ class DecisionKey(msgspec.Struct, frozen=True, order=True):
 
 
 def phase_name(phase: Phase | None) -> str:
-    """How tables and plan files call the phase of a plan's row."""
+    """The phase of a plan's row, as tables and plan files name it."""
     return "any" if phase is None else phase.name

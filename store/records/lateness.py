@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 
 MAX_NAMED: Final = 64
-"""More late ranks than this are no stragglers but how the job is."""
+"""More late ranks than this are no stragglers: the whole job is like that."""
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
 Micros = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
@@ -18,24 +18,24 @@ class LateRank(msgspec.Struct, frozen=True):
     """A rank, or a whole node, that persistently arrives later at its collectives than most others."""
 
     rank: Number
-    """The rank; of a whole node its lowest."""
+    """The rank; for a whole node, its lowest rank."""
     late_us: Micros
-    """Median over the steps in which it was late: how much later than the median of the others, summed over a step."""
+    """Median over its late steps of its delay against the other ranks' median, summed over a step."""
     share: Share
-    """Of the observed steps of late, those in which it was late."""
+    """Share of the recently observed steps in which it was late."""
     since_step: Number
     last_step: Number
     node: Name = ""
-    """Host of the rank; empty where its daemon did not say."""
+    """Host of the rank; empty if its daemon did not send it."""
     is_node: bool = False
-    """All ranks of the node are: none of them in particular."""
+    """All ranks of the node are late."""
 
 
 class SlowCommunicator(msgspec.Struct, frozen=True):
     """A communicator whose calls take longer than the same calls of its siblings, counted from the last arrival on."""
 
     ranks: Annotated[tuple[Number, ...], msgspec.Meta(max_length=MAX_NAMED)]
-    """Members that were seen; of another node's, the one that arrived last there."""
+    """Observed members; for another node, only the member that arrived last."""
     excess_us: Micros
     """Median over the steps in which it was slow, summed over a step."""
     share: Share
@@ -44,22 +44,22 @@ class SlowCommunicator(msgspec.Struct, frozen=True):
 
 
 class Lateness(msgspec.Struct, frozen=True):
-    """What one daemon sees of its job's waiting."""
+    """The waiting of a job's ranks, as one daemon sees it."""
 
     n_steps: Number = 0
-    """Observed steps that the rest is about; 0: nothing is known."""
+    """Observed steps behind the other fields; 0: nothing is known."""
     wait_us: Micros = 0.0
-    """Median over steps: how long the median rank waited in its collectives for the last one, summed over a step."""
+    """Median over steps of the median rank's waiting for the last arrival in its collectives, summed over a step."""
     transfer_us: Micros = 0.0
-    """Median over steps: what the collectives took from the last arrival on, summed over a step."""
+    """Median over steps of the collectives' durations from the last arrival on, summed over a step."""
     late: Annotated[tuple[LateRank, ...], msgspec.Meta(max_length=MAX_NAMED)] = ()
-    """Late now, the latest first."""
+    """Ranks that are late now, the latest first."""
     slow: Annotated[tuple[SlowCommunicator, ...], msgspec.Meta(max_length=MAX_NAMED)] = ()
     past: Annotated[tuple[LateRank, ...], msgspec.Meta(max_length=MAX_NAMED)] = ()
-    """Were late, and are no longer; the newest first."""
+    """Ranks that were late and no longer are, the newest first."""
 
     @property
     def wait_share(self) -> float:
-        """Of the time that the median rank spends in collectives, what no setting of NCCL can shorten."""
+        """Share of the median rank's time in collectives that is waiting, which no setting of NCCL can shorten."""
         whole_us = self.wait_us + self.transfer_us
         return self.wait_us / whole_us if whole_us else 0.0

@@ -25,11 +25,11 @@ class TimingSource(IntEnum):
     emulated = 4
     """The emulated NCCL's virtual clock."""
     reported = 5
-    """Taken over from an imported file, as that file states it."""
+    """Stated by an imported file."""
 
 
 class Source(IntEnum):
-    """How a measurement came to be."""
+    """The origin of a measurement."""
 
     live = 0
     sweep = 1
@@ -37,7 +37,7 @@ class Source(IntEnum):
 
 
 class Outcome(IntEnum):
-    """What became of a measured collective."""
+    """How a measured collective ended."""
 
     ok = 0
     failed = 1
@@ -46,7 +46,7 @@ class Outcome(IntEnum):
 
 
 LEAST_US: Final = 0.01
-"""Nothing is shorter: what is reported as less was not measured."""
+"""No collective is shorter: a smaller reported duration was not measured."""
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -75,10 +75,10 @@ class Observation(msgspec.Struct, frozen=True):
 class StepRecord(msgspec.Struct, frozen=True):
     """One training step on one rank.
 
-    `duration_us` is read off the training clock: wall time, or the emulated NCCL's virtual clock.
-    `exposed_us` is communication that computation had to wait for; None when unknown. `is_whole` is False for what no
-    other step may be compared with: plans changed within it, nothing has been exchanged yet, or it is an interval of a
-    job whose steps are not seen.
+    `duration_us` comes from the training clock: wall time, or the emulated NCCL's virtual clock.
+    `exposed_us` is communication that computation had to wait for; None if unknown. `is_whole` is False if the step
+    must not be compared with others: plans changed within it, nothing has been exchanged yet, or it is only an interval
+    of a job whose steps are unknown.
     """
 
     step: Ordinal
@@ -90,7 +90,7 @@ class StepRecord(msgspec.Struct, frozen=True):
 
 
 class CandidateStatistics(msgspec.Struct, frozen=True):
-    """What the store knows of one candidate under one key; durations of successful runs only."""
+    """The store's statistics of one candidate under one key; only successful calls count."""
 
     key: DecisionKey
     candidate: Candidate
@@ -103,4 +103,4 @@ class CandidateStatistics(msgspec.Struct, frozen=True):
     min_us: float
     last_seen_s: float
     level_std: float = 0.0
-    """Standard error (log) of its comparison with NCCL's own choice that comes from running at different times."""
+    """Standard error (log) of its comparison with NCCL's own choice, as far as the two ran at different times."""

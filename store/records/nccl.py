@@ -1,6 +1,6 @@
-"""What NCCL runs: collectives, and the settings that it may be asked for.
+"""Collectives that NCCL runs, and the settings that a plan may request.
 
-Integers are NCCL's own (nccl_tuner.h), so that they pass through plugin, wire and store without translation.
+The integers are NCCL's own (nccl_tuner.h): plugin, wire and store need no translation.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ MAX_CHUNK_BYTES: Final = 32 * 2**20
 
 
 class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One setting: algorithm, protocol, channel count, chunk size. As parts may be unknown, only names have an order.
+    """One setting: algorithm, protocol, channel count, chunk size. Settings sort by their names.
 
-    `algorithm` and `protocol` are both None (leave NCCL's choice alone) or both set. An algorithm alone ("tree/any") is
-    what ran where nobody knows the protocol: it is recorded and compared as a whole, and never asked for.
-    `n_channels` 0 and `chunk_bytes` 0 mean no opinion. NCCL asks for chunk sizes from 2.30 on.
+    `algorithm` and `protocol` are both None (leave NCCL's choice alone) or both set. An algorithm alone ("tree/any")
+    ran under an unknown protocol: it is recorded and compared as one setting, and never requested.
+    `n_channels` 0 and `chunk_bytes` 0 mean no opinion. NCCL asks plugins for chunk sizes from 2.30 on.
     """
 
     algorithm: Algorithm | None = None
@@ -79,17 +79,17 @@ class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_baseline(self) -> bool:
-        """True when nothing is asked of NCCL."""
+        """True if this requests nothing of NCCL."""
         return self.algorithm is None and self.n_channels == 0 and self.chunk_bytes == 0
 
     @property
     def lacks_protocol(self) -> bool:
-        """True when an algorithm ran under a protocol that is not known: nothing that can be asked for."""
+        """True if an algorithm ran under an unknown protocol, which a plan cannot request."""
         return self.algorithm is not None and self.protocol is None
 
     @property
     def is_half(self) -> bool:
-        """True when a part of what ran is not known: of nothing on offer can be said that it ran."""
+        """True if a part of what ran is unknown, so no candidate is known to have run."""
         return self.protocol is None and not self.is_baseline
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ BASELINE: Final = Candidate()
 
 
 class CommunicatorClass(msgspec.Struct, frozen=True, order=True):
-    """Communicators of one shape share decisions: `n_ranks` ranks over `n_nodes` nodes."""
+    """Communicators of `n_ranks` ranks on `n_nodes` nodes, which share decisions."""
 
     n_ranks: U32
     n_nodes: U32

@@ -1,4 +1,4 @@
-"""What ran by the tuner's decision, and what passed it by, as sums of bytes and times; whose plugins ran beside."""
+"""Bytes and times of collectives with and without the tuner's decision; and plugins of others."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import msgspec
 
 MOST: Final = 2**63 - 1
 MAX_OTHERS: Final = 8
-"""Two in one process; ranks may differ, and are not tuned then."""
+"""A process has two at most; ranks may differ, and are not tuned then."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
 class PassageKind(IntEnum):
-    """How collectives came to run; all but `decided` passed the tuner by."""
+    """How collectives came to run; the tuner could decide only `decided` ones."""
 
     decided = 0
     unknown = 1
@@ -25,46 +25,46 @@ class PassageKind(IntEnum):
     copy_engine = 3
     """Copies without a kernel (profiler ABI v6)."""
     point_to_point = 4
-    """Sends, those of all_to_all among them."""
+    """Sends, including those of all_to_all."""
 
 
 class Passage(msgspec.Struct, frozen=True):
-    """What ran in one way, while it was observed."""
+    """Observed collectives of one kind."""
 
     kind: PassageKind
     n_calls: Count
     message_bytes: Count
     n_timed: Count = 0
-    """Calls whose kernels were timed: `kernel_us` is theirs."""
+    """Calls whose kernels were timed; `kernel_us` is their sum."""
     kernel_us: Annotated[float, msgspec.Meta(ge=0, le=1e300)] = 0.0
 
 
 class OtherPlugin(msgspec.Struct, frozen=True):
-    """Another's plugin, which NCCL would have loaded in the place of ours."""
+    """A plugin of others, which NCCL would have loaded instead of ours."""
 
     role: Literal["tuner", "profiler"]
     name: Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A[ -~]*\Z")]
-    """What it calls itself, in printable ASCII; empty: it could not be run beside ours."""
+    """The plugin's own name, in printable ASCII; empty: it could not run beside ours."""
     n_faults: Count = 0
-    """Its errors and unusable answers."""
+    """The plugin's errors and unusable answers."""
 
 
 class Passages(msgspec.Struct, frozen=True):
-    """Everything that one rank, or several, saw so far."""
+    """All that one rank, or several, have observed."""
 
     kinds: Annotated[tuple[Passage, ...], msgspec.Meta(max_length=len(PassageKind))] = ()
-    """One for each kind that was seen."""
+    """One for each observed kind."""
     n_one_rank_communicators: Count = 0
-    """What these run is a copy that NCCL tells no plugin of."""
+    """Their collectives are copies that NCCL reports to no plugin."""
     others: Annotated[tuple[OtherPlugin, ...], msgspec.Meta(max_length=MAX_OTHERS)] = ()
     n_impossible_times: Count = 0
-    """Kernels' times that NCCL told, and that cannot be those of the collective: left out."""
+    """Kernel times from NCCL that cannot be the collective's; they are left out."""
     n_inseparable: Count = 0
-    """Decisions whose kernel carried those of others, too, or not all of whose collectives were seen: not timed."""
+    """Decisions without a time: their kernel served others, too, or some of their collectives were not observed."""
 
 
 def summed(ranks: Iterable[Passages]) -> Passages:
-    """What several ranks saw; sums stop at what a 64-bit column holds."""
+    """Sums over several ranks, up to what a 64-bit column holds."""
     ranks = list(ranks)
     kinds = []
     for kind in PassageKind:

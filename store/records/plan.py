@@ -1,4 +1,4 @@
-"""Plans: which setting runs where."""
+"""Plans: which calls run under which setting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .numbers import MessageBytes, Ordinal, Text
 class PlanRow(msgspec.Struct, frozen=True):
     """One row of a plan: for messages of `min_bytes` to `max_bytes` (inclusive), use `candidate`.
 
-    A row with a phase holds only for calls whose phase follows from the communicator's history; None: for all calls.
+    A row with a phase applies only to calls whose phase is known from the communicator's history; None: to all calls.
     """
 
     communicator: CommunicatorClass
@@ -33,26 +33,22 @@ class PlanRow(msgspec.Struct, frozen=True):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Those that it holds in."""
+        """Phases that the row applies to."""
         return tuple(Phase) if self.phase is None else (self.phase,)
 
     def holds_for(
         self, communicator: CommunicatorClass, collective: Collective, phase: Phase, message_bytes: int
     ) -> bool:
-        """Whether such a call runs under it, its phase being known.
-
-        Returns:
-            Whether all of them are the row's.
-        """
+        """Whether the row applies to a call of a known phase."""
         place = self.communicator, self.collective
         is_there = place == (communicator, collective) and self.phase in (None, phase)
         return is_there and self.min_bytes <= message_bytes <= self.max_bytes
 
 
 class NextStage(msgspec.Struct, frozen=True):
-    """What a plan gives way to by itself, under the next epoch, whatever the daemon does until then.
+    """A plan's next stage, which comes into force under the next epoch, whatever the daemon does until then.
 
-    `n_steps` after the stage before came into force its first `n_rows` rows give way to `rows`.
+    `n_steps` after the previous stage came into force, `rows` replace its first `n_rows` rows.
     """
 
     n_steps: Ordinal
@@ -72,8 +68,8 @@ class Plan(msgspec.Struct, frozen=True):
     """An immutable table of decisions, or a short schedule of them.
 
     `epoch` is unique and rising within a job; 0 is the empty plan that every job starts with. `gathers_after_step` says
-    that all-gathers seen outside backward belong to `post_step_gather` (ZeRO-1 and 2) and not to `forward_gather`
-    (ZeRO-3). `then` are the stages that follow by themselves; the last one stays in force.
+    that all-gathers outside backward belong to `post_step_gather` (ZeRO-1 and 2) and not to `forward_gather`
+    (ZeRO-3). `then` are the stages that follow without a new plan; the last one stays in force.
     """
 
     epoch: Ordinal
@@ -87,7 +83,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def control_epochs(self) -> tuple[int, ...]:
-        """Epochs of its control windows: stages of NCCL's own choice between two that ask for something."""
+        """Epochs of its control windows: empty stages between two stages with rows."""
         stages = [stage for _, stage in self.stages()]
         three = zip(stages, stages[1:], stages[2:], strict=False)
         return tuple(own.epoch for before, own, after in three if before.rows and after.rows and not own.rows)
@@ -106,14 +102,14 @@ class Plan(msgspec.Struct, frozen=True):
         return stages
 
     def at(self, n_steps: int) -> Plan:
-        """The plan in force so many steps after this one came into force, if no other comes."""
+        """The plan in force `n_steps` after this one came into force, if no other plan comes."""
         if not self.then or n_steps < self.then[0].n_steps:
             return self
         rows = (*self.then[0].rows, *self.rows[self.then[0].n_rows :])
         return Plan(self.epoch + 1, rows, self.gathers_after_step, self.then[1:])
 
     def without(self, collectives: Container[Collective]) -> Plan:
-        """This plan with no row of these."""
+        """This plan without these rows."""
         rows, then = self.rows, []
         for stage in self.then:
             n_left = sum(row.collective not in collectives for row in rows[: stage.n_rows])

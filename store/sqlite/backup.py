@@ -1,4 +1,4 @@
-"""A copy of a store that may be in use: whole, of one moment, and one file by itself."""
+"""A consistent copy, in one file, of a store that may be in use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ANOTHER = "name another file"
 
 
 def back_up(store: Path, target: Path, *, may_overwrite: bool = False) -> int:
-    """Copy what is committed in `store` to `target`, which is there whole or not at all; writers go on meanwhile.
+    """Copy what is committed in `store` to `target`, completely or not at all; writers go on meanwhile.
 
     Args:
         store: the file to copy; a daemon may have it open.
@@ -30,7 +30,7 @@ def back_up(store: Path, target: Path, *, may_overwrite: bool = False) -> int:
     with contextlib.closing(open_for_reading(store)) as source:
         _check_target(store, target, may_overwrite)
         try:
-            # As closed as the store.
+            # The copy is as private as the store.
             with atomic_write(target, 0o600) as partial, contextlib.closing(sqlite3.connect(partial)) as copy:
                 source.backup(copy)  # all pages in one reading transaction: a writer's commits do not disturb it
                 copy.execute("PRAGMA journal_mode = DELETE")  # no side files, wherever it is read
@@ -48,6 +48,6 @@ def _check_target(store: Path, target: Path, may_overwrite: bool) -> None:
         if not may_overwrite:
             raise StoreError(f"{target} exists already", f"{_ANOTHER}, or add --force")
     whole = target.resolve()
-    for suffix in ("-wal", "-journal"):  # SQLite would take it for the copy's own, and undo or redo what is not in it
+    for suffix in ("-wal", "-journal"):  # SQLite would take it for the copy's log, and apply it
         if whole.with_name(whole.name + suffix).exists():
             raise StoreError(f"{target} belongs to a database in use, there is a {whole.name}{suffix}", _ANOTHER)

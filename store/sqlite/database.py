@@ -1,7 +1,7 @@
 """The store: one SQLite file, many readers, one writer thread.
 
-`record_*`, `update_job` and `save_model` only queue and never block; reads see what is committed
-(call `flush` first to read what you just wrote). Rows beyond the queue's limit (500,000) are dropped and counted, so
+`record_*`, `update_job` and `save_model` only queue and never block; reads see committed rows
+(call `flush` first to read your own rows). Rows beyond the queue's limit (500,000) are dropped and counted, so
 bulk importers call `flush` between blocks. While the disk is full, rows wait in that queue.
 Times are seconds since the epoch.
 """
@@ -68,9 +68,9 @@ class Store(Reading, Recording):
         self._writing = writing
         self._file = os.stat(path)
         self._is_replaced = False
-        """By a new file, as it was damaged."""
+        """Whether a new file has replaced the damaged one."""
         self._n_lost_told = 0
-        """Rows whose loss `commit` has told of."""
+        """Lost rows that `commit` has already reported."""
         self._writer = (
             None if writing is None else Writer(writing, self._series.forget, self._begin_anew, DamageWatch(path))
         )
@@ -102,7 +102,7 @@ class Store(Reading, Recording):
             StoreLockedError: another process has it open for writing; names its command and pid.
             StoreVersionError: a newer zerotune wrote it.
         """
-        path = Path(os.path.realpath(path))  # as SQLite names the log, and each user of a link the lock
+        path = Path(os.path.realpath(path))  # SQLite names the log, and we name the lock, by the real path
         retention = retention or Retention()
         if read_only:
             return cls(path, open_for_reading(path), None, None, None, retention, clock)
@@ -111,7 +111,7 @@ class Store(Reading, Recording):
         try:
             store = cls(path, reader(path), writing, lock, damage, retention, clock)
             if any(job.started_at_s and job.ended_at_s is None and not job.is_lost for job in store.jobs()):
-                # Whoever recorded them is gone; those that train on are recorded anew when they greet.
+                # Their daemon has ended; jobs that still train are recorded again when they greet.
                 unended = "ended_at_s IS NULL AND started_at_s > 0 AND is_lost = 0"
                 store._put(lambda connection: connection.execute(f"UPDATE jobs SET is_lost = 1 WHERE {unended}"))
         except BaseException as error:
@@ -127,12 +127,12 @@ class Store(Reading, Recording):
 
     @property
     def set_aside(self) -> Path | None:
-        """Where the damaged file is that stood at `path` until this store was opened, or while it was open."""
+        """Path of the damaged file that this store replaced when it was opened or while it was open."""
         return None if self._damage is None else self._damage.set_aside
 
     @property
     def is_read_only(self) -> bool:
-        """Whether nothing can be recorded here."""
+        """Whether the store refuses to record."""
         return self._writer is None
 
     @property
@@ -142,7 +142,7 @@ class Store(Reading, Recording):
 
     @property
     def writing(self) -> StoreState:
-        """Whether what is recorded can be written, and what was lost."""
+        """Whether recorded rows can be written, and which were lost."""
         if self._writer is None:
             return StoreState()
         state = msgspec.structs.replace(self._writer.state, is_gone=self._is_gone())
@@ -167,14 +167,14 @@ class Store(Reading, Recording):
         self.close()
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until what was recorded so far is committed; False when that took too long, or cannot be now."""
+        """Wait until all rows recorded so far are committed; False if that takes too long, or is impossible now."""
         return self._writer.flush(timeout_s) if self._writer else True
 
     def commit(self, timeout_s: float = 30.0) -> None:
-        """`flush` for callers whose work is lost without it.
+        """Like `flush`, but raises if rows are not committed.
 
         Raises:
-            StoreError: what was recorded is not committed.
+            StoreError: recorded rows are not committed.
         """
         is_written = self.flush(timeout_s)
         n_lost, self._n_lost_told = self.n_dropped - self._n_lost_told, self.n_dropped
@@ -185,9 +185,9 @@ class Store(Reading, Recording):
             raise StoreError(f"{self.path} did not take {n_lost:,} records: {self.writing.error}", "run this again")
 
     def close(self) -> None:
-        """Write what is queued, close the file, free the lock; may be called twice.
+        """Write queued rows, close the file, free the lock; may be called twice.
 
-        What cannot be written now is lost, and logged.
+        Rows that cannot be written now are lost, which is logged.
         """
         if self._writer is not None and self._writing is not None:
             self._writer.close()
@@ -201,24 +201,24 @@ class Store(Reading, Recording):
             self._lock.release()
 
     def _begin_anew(self, error: sqlite3.DatabaseError, redo: Redo) -> sqlite3.Connection:
-        """Called by the writer's thread when the file proves to be damaged."""
+        """Replace the damaged file; the writer's thread calls this."""
         if self._writing is None:
             raise error
-        self._writing.close()  # before the new file's log is there, which closing would remove by its name
+        self._writing.close()  # before the new file's log exists, which closing would remove by its name
         self._series.forget()
         self._is_replaced = True
         try:
             self._writing, damage = begin_anew(self.path, error, redo)
             self._n_files += 1
-            self._damage = damage  # no sooner than readers open the new file
+            self._damage = damage  # only after readers open the new file
             self._file = os.stat(self.path)
         finally:
             self._is_replaced = False
-        self._series.forget()  # of a redo that was undone
+        self._series.forget()  # ids of a redo that was rolled back
         return self._writing
 
     def _is_gone(self) -> bool:
-        """Whether the file that is written was removed from `path`, by others than this process."""
+        """Whether others have removed the file from `path`."""
         if self._is_replaced:
             return False
         try:

@@ -3,10 +3,10 @@
 Never edit or remove a step that was released: add one. A store that names a step unknown here was
 written by a newer zerotune.
 
-A *series* is everything that distinguishes what was measured: fabric, communicator class,
+A *series* is everything that distinguishes measurements: fabric, communicator class,
 collective, phase, message_bytes, candidate and provenance. Training repeats the same few hundred,
 so a measurement row is a handful of integers that point to one. Measurements carry no index: reading
-all of them takes less time than keeping one would have taken.
+all of them takes less time than maintaining an index would.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ APPLICATION_ID: Final = 0x5A54554E
 """SQLite's application_id of every store ("ZTUN")."""
 
 MIGRATIONS_TABLE: Final = "_sqlite_migrations"
-"""Where sqlite_utils keeps which steps a file has taken."""
+"""Table in which sqlite_utils records a file's schema steps."""
 _SET: Final = "zerotune"
 
 Step = Callable[["sqlite3.Connection | Database"], None]
@@ -84,26 +84,26 @@ def m001_first_schema(db: sqlite3.Connection | Database) -> None:
 
 @_step
 def m002_step_of_decisions(db: sqlite3.Connection | Database) -> None:
-    """At which step a decision was taken."""
+    """The training step of each decision."""
     db.execute("ALTER TABLE decisions ADD COLUMN step INTEGER")
 
 
 @_step
 def m003_names_and_ends_of_jobs(db: sqlite3.Connection | Database) -> None:
-    """What people call a job, and whether its end was seen."""
+    """A job's name, and whether it was lost without an end."""
     db.execute("ALTER TABLE jobs ADD COLUMN name TEXT NOT NULL DEFAULT ''")
     db.execute("ALTER TABLE jobs ADD COLUMN is_lost INTEGER NOT NULL DEFAULT 0")
 
 
 @_step
 def m004_what_passed_the_tuner_by(db: sqlite3.Connection | Database) -> None:
-    """Sums of what ran in a job with and without the tuner's decision, as JSON (`store/records/passages.py`)."""
+    """Sums over a job's collectives with and without the tuner's decision, as JSON (`store/records/passages.py`)."""
     db.execute("ALTER TABLE jobs ADD COLUMN passages TEXT NOT NULL DEFAULT '{}'")
 
 
 @_step
 def m005_what_was_written(db: sqlite3.Connection | Database) -> None:
-    """A checksum of each measurement (NULL: not checked), and how many measurements there must be."""
+    """A checksum of each measurement (NULL: not checked), and the number of measurements."""
     db.execute("ALTER TABLE measurements ADD COLUMN checksum INTEGER")
     db.execute("CREATE TABLE tallies (name TEXT PRIMARY KEY, n_rows INTEGER NOT NULL) WITHOUT ROWID")
     db.execute("INSERT INTO tallies SELECT 'measurements', count(*) FROM measurements")
@@ -137,14 +137,14 @@ def m009_all_but_models_as_written(db: sqlite3.Connection | Database) -> None:
 
 @_step
 def m010_environment_of_jobs(db: sqlite3.Connection | Database) -> None:
-    """Which jobs are starts of the same training, and which variables a start was given for trial or for good."""
+    """A job's training, and variables set at its start, as a trial or permanently."""
     db.execute("ALTER TABLE jobs ADD COLUMN training TEXT NOT NULL DEFAULT ''")
     db.execute("ALTER TABLE jobs ADD COLUMN environment TEXT NOT NULL DEFAULT ''")
 
 
 @_step
 def m011_chunk_size_of_series(db: sqlite3.Connection | Database) -> None:
-    """The chunk size that a plan asked for is a part of what distinguishes measurements; 0: NCCL's own."""
+    """A series includes the chunk size that a plan requested; 0: NCCL's own."""
     columns = (
         "fabric, n_ranks, n_nodes, message_bytes, collective, phase, algorithm, protocol, n_channels, is_default,"
         " source, outcome, timing_source"
@@ -172,16 +172,16 @@ READABLE_WITHOUT: Final = {
     "m009_all_but_models_as_written", "m010_environment_of_jobs", "m011_chunk_size_of_series",
     "m012_chunk_size_of_decisions",
 }  # fmt: skip
-"""Steps that a store may lack while it is only read; whoever reads what they add must expect it to be missing."""
+"""Steps that a store may lack if it is only read; readers of what they add must expect it to be missing."""
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Take the schema steps that a store lacks, each in a transaction of its own.
+    """Apply the schema steps that a store lacks, each in a transaction of its own.
 
     Raises:
-        sqlite3.Error: one cannot be taken now; the store stays as the steps before left it.
+        sqlite3.Error: a step cannot be applied now; the store keeps the steps before it.
     """
-    from sqlite_utils import Database, Migrations  # 0.15 s that whoever only reads does without
+    from sqlite_utils import Database, Migrations  # takes 0.15 s, which readers save
 
     migrations = Migrations(_SET)
     for step in _STEPS.values():
@@ -190,7 +190,7 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def applied(connection: sqlite3.Connection) -> list[str]:
-    """The schema steps that a store has taken, in their order; none where it does not say.
+    """The store's applied schema steps in order; empty if it records none.
 
     Raises:
         sqlite3.Error: it cannot be read.
@@ -209,7 +209,7 @@ def all_steps() -> frozenset[str]:
 
 @lru_cache(maxsize=2)
 def columns_without(pending: frozenset[str]) -> dict[str, frozenset[str]]:
-    """The columns of every table of ours, in a store that has taken all steps but these."""
+    """The columns of each of our tables in a store that lacks only these steps."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         for name, step in _STEPS.items():
             if name in pending:

@@ -1,4 +1,4 @@
-"""Opening a store's file: lock, integrity, version, connection; and what may be refused."""
+"""Opening a store's file: lock, integrity, version, connection, and refusals."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _LITTLE_ROOM_BYTES: Final = 4 * 2**20
 _TRIES: Final = 3
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 _MOST_MODE: Final = 0o640
-"""Of a store's file: its group may read it if somebody allowed that."""
+"""Permissions that a store's file may keep: its group may read it if somebody allowed that."""
 
 Redo = Callable[[sqlite3.Connection], int]
-"""Writes into a new file what its caller still knows; returns how many measurements that adds."""
+"""Writes recent rows from memory into a new file; returns how many measurements that adds."""
 
 
 class StoreDamage(sqlite3.DatabaseError):
@@ -59,11 +59,11 @@ class StoreDamage(sqlite3.DatabaseError):
 
 
 def open_for_writing(path: Path) -> tuple[sqlite3.Connection, LockFile, Damage | None]:
-    """The writer's connection, the lock that goes with it, and what was wrong with a file that was set aside.
+    """The writer's connection, its lock, and the damage of a file that was set aside.
 
     Raises:
-        StoreError: the directory cannot be written, or anyone may write there; or it or the file is another user's; or
-            the file is another application's, or has several names, or is corrupt and no new one can be begun.
+        StoreError: the directory cannot be written, all users may write there, or it or the file is another user's; or
+            the file is another application's, has several names, or is damaged and cannot be replaced.
         UntrustedError: a link stands where the lock file goes.
         StoreLockedError: another process has the store open for writing.
         StoreVersionError: a newer zerotune wrote it.
@@ -88,7 +88,7 @@ def open_for_writing(path: Path) -> tuple[sqlite3.Connection, LockFile, Damage |
                 raise StoreError(problem, "make room there, or " + _ELSEWHERE) from failure
         return connection, lock, damage
     except BaseException:
-        if is_new:  # on a full disk, for example: half a store is of no use
+        if is_new:  # an incomplete store is of no use
             with contextlib.suppress(OSError):
                 remove(path)
         lock.release()
@@ -98,18 +98,18 @@ def open_for_writing(path: Path) -> tuple[sqlite3.Connection, LockFile, Damage |
 def begin_anew(
     path: Path, error: sqlite3.DatabaseError, redo: Redo | None = None
 ) -> tuple[sqlite3.Connection, Damage]:
-    """Keep a damaged file under another name, and begin a new one in its place with what is sound of it.
+    """Keep a damaged file under another name, and put a new one with its sound rows in its place.
 
     Args:
         path: of the store, whose lock is held, and which no connection of this process writes any more.
-        redo: writes into the new file what the caller still knows.
+        redo: writes the caller's recent rows into the new file.
 
     Returns:
-        The writer's connection to the new file, and what is known of the damage.
+        The writer's connection to the new file, and the damage.
 
     Raises:
-        sqlite3.Error: the new file cannot be written; all is as it was.
-        OSError: the old one cannot be renamed; that is tried again by the next call, or opening.
+        sqlite3.Error: the new file cannot be written; nothing has changed.
+        OSError: the old file cannot be renamed; the next call, or the next opening, tries again.
     """
     connection, kept, found = replace(path, redo)
     if found is None:
@@ -123,26 +123,26 @@ def begin_anew(
 
 
 def replace(path: Path, redo: Redo | None = None) -> tuple[sqlite3.Connection, Path, Recovered | None]:
-    """Write what is sound of a damaged store into a new file, and put that into the store's place.
+    """Write a damaged store's sound rows into a new file, and put it in the store's place.
 
     Args:
         path: of the store, whose lock is held, and which no connection of this process writes any more.
-        redo: writes into the new file what the caller still knows.
+        redo: writes the caller's recent rows into the new file.
 
     Returns:
-        The writer's connection to the new file, where the old one is, and what was recovered; None if an earlier call
+        The writer's connection to the new file, the old file's path, and what was recovered; None if an earlier call
         has written the new file and could not put it in place.
 
     Raises:
         sqlite3.Error: the new file cannot be written or opened.
-        OSError: something cannot be renamed now; that is tried again by the next call, or opening.
+        OSError: a file cannot be renamed now; the next call, or the next opening, tries again.
     """
     found = None
     if (stamp := unfinished(path)) is None:
         stamp = free_stamp(path)
         found = _write_new(path, stamp, redo)
     kept = put_in_place(path, stamp)
-    for left in reversed(range(_TRIES)):  # the caller would take it for the damaged one that it knows of
+    for left in reversed(range(_TRIES)):  # callers would take an error for the known damage
         try:
             return _checked(path), kept, found
         except sqlite3.OperationalError:
@@ -158,7 +158,7 @@ def _write_new(path: Path, stamp: str, redo: Redo | None) -> Recovered:
             found = recover(path, connection)
             if redo is not None:
                 found = found.with_more(redo(connection))
-            # Closing would do it, too, and keep to itself that it failed.
+            # Closing would do it, too, but would not report a failure.
             (is_blocked, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if is_blocked:
                 raise sqlite3.OperationalError("database is locked")
@@ -174,7 +174,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     """A read-only connection; works while another process writes.
 
     Raises:
-        StoreError: there is no store at `path`, or it is not one, or it is corrupt.
+        StoreError: there is no file at `path`, it is no store, or it is damaged.
         StoreVersionError: a newer zerotune wrote it.
     """
     _refuse_absent(path)
@@ -201,7 +201,7 @@ def open_unchecked(path: Path) -> sqlite3.Connection:
     """A read-only connection to a store that may be damaged.
 
     Raises:
-        StoreError: there is none, or another application's database, or nobody can read it now.
+        StoreError: there is no store, it is another application's database, or it cannot be read now.
         StoreVersionError: a newer zerotune wrote it.
     """
     _refuse_absent(path)
@@ -221,10 +221,10 @@ def open_unchecked(path: Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """The lock of a store, for a block that no other writer may disturb.
+    """Hold a store's lock for a block that no other writer may disturb.
 
     Raises:
-        StoreError: the directory cannot be written, or anyone may write there, or it is another user's.
+        StoreError: the directory cannot be written, all users may write there, or it is another user's.
         UntrustedError: a link stands where the lock file goes.
         StoreLockedError: another process has the store open for writing.
     """
@@ -237,14 +237,14 @@ def held(path: Path) -> Iterator[None]:
 
 
 def reader(path: Path) -> sqlite3.Connection:
-    """A read-only connection that any one thread may use, to the rows that are sound."""
+    """A read-only connection to the sound rows; any thread may use it, but only one at a time."""
     connection = _read_only(path)
     show_sound_rows(connection)
     return connection
 
 
 def _finish_replacement(path: Path) -> None:
-    """A replacement that was cut off: its new file is put in place if it is whole, else removed."""
+    """End an interrupted replacement: put its new file in place if that is complete, else remove it."""
     try:
         clear(path)
         if (stamp := unfinished(path)) is not None:
@@ -255,7 +255,7 @@ def _finish_replacement(path: Path) -> None:
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
-    # In a directory that cannot be written SQLite can read a WAL store only as an immutable file,
+    # In a directory that cannot be written, SQLite can read a WAL store only as an immutable file,
     # which is safe when no writer has left a log behind.
     settled = not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()
     mode = "immutable=1" if settled else "mode=ro"
@@ -277,7 +277,7 @@ def _lock(path: Path) -> LockFile:
 
 
 def _own_file(path: Path) -> None:
-    """Make an empty file of this user alone if there is none; close a file to those who are not of its group.
+    """Make an empty private file if there is none; otherwise remove the permissions of users outside its group.
 
     Raises:
         StoreError: the file cannot be made, is another user's, has several names, or is no file.
@@ -285,14 +285,14 @@ def _own_file(path: Path) -> None:
     try:
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        file = path.lstat()  # to open it and close it would take SQLite's locks from it
+        file = path.lstat()  # opening and closing it would drop SQLite's locks on it
     except OSError as error:
         raise StoreError(f"store {path} cannot be opened: {error.strerror}", _ELSEWHERE) from error
     if not stat.S_ISREG(file.st_mode):
         raise StoreError(f"store {path} cannot be opened: it is no regular file", _ELSEWHERE)
     if file.st_uid != os.getuid():
         raise StoreError(f"store {path} belongs to user {file.st_uid}", f"be that user, or {_ELSEWHERE}")
-    if file.st_nlink > 1:  # SQLite's log goes by the name: under each, the file lacks what the others' logs hold
+    if file.st_nlink > 1:  # each name has a log of its own, whose rows are missing under the other names
         raise StoreError(
             f"store {path} is one file with {file.st_nlink} names (hard links)",
             f"keep one of them and remove the others, or {_ELSEWHERE}",
@@ -311,7 +311,7 @@ def _checked(path: Path) -> sqlite3.Connection:
         _check_tables(connection)
         connection.execute("PRAGMA journal_mode = WAL")
         _refuse_read_only(connection)
-        # NORMAL would lose the last transactions in a power cut. It is the writer's thread that waits, for each batch.
+        # NORMAL would lose the last transactions in a power cut. Only the writer's thread waits, once for each batch.
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
         connection.execute("PRAGMA journal_size_limit = 67108864")
@@ -326,13 +326,13 @@ def _checked(path: Path) -> sqlite3.Connection:
 
 
 def _refuse_read_only(connection: sqlite3.Connection) -> None:
-    """SQLite opens for reading what it cannot open for writing at that moment, and keeps to that without a word."""
+    """Refuse a connection that SQLite has silently opened for reading, as it could not open it for writing."""
     try:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     except sqlite3.OperationalError as error:
         if "readonly" in str(error):
-            raise  # locked by another program, it is written later
+            raise  # another program has locked it; it can be written later
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
@@ -363,7 +363,7 @@ def _applied(connection: sqlite3.Connection) -> list[str]:
 
 
 def _check_tables(connection: sqlite3.Connection) -> None:
-    """Refuse a store that lacks a table or a column that the schema steps it took have made."""
+    """Refuse a store that lacks a table or a column of its applied schema steps."""
     pending = all_steps() - {*_applied(connection)}
     if pending == all_steps():  # a new file, unless tables of ours are there
         if tables := [table for table in CELLS if columns_of(connection, table)]:
@@ -378,9 +378,9 @@ def _check_tables(connection: sqlite3.Connection) -> None:
 
 
 def cannot_be_opened(path: Path, error: sqlite3.Error | MemoryError) -> StoreError:
-    """What is said where SQLite fails for another reason than damage."""
+    """The error for a failure of SQLite other than damage."""
     room = ""
-    with contextlib.suppress(OSError):  # SQLite says of a full disk that it is full, or "disk I/O error"
+    with contextlib.suppress(OSError):  # SQLite reports a full disk as full, or as "disk I/O error"
         if (free_bytes := shutil.disk_usage(path.parent).free) < _LITTLE_ROOM_BYTES:
             room = f" ({free_bytes:,} bytes are free on its disk)"
     return StoreError(f"store {path} cannot be opened: {reason(error)}{room}", _ELSEWHERE)
@@ -394,7 +394,7 @@ def _refuse_absent(path: Path) -> None:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Refuse a mistyped path: a file that is no database, by its first bytes and by its name."""
+    """Refuse a mistyped path: a file that is no database by its first bytes and its name."""
     if path.is_file() and path.suffix not in _DATABASE_SUFFIXES and not is_set_aside(path):
         begin = begin_of(path, len(SQLITE_HEADER))
         if begin and begin != SQLITE_HEADER:

@@ -1,7 +1,6 @@
-"""What a store's file may consist of: our tables and indexes, made by our schema steps, and nothing else.
+"""Checks that a store's file has only the tables and indexes that our schema steps make.
 
-SQLite runs what a file brings: triggers at each write, views at each read. So whatever is not ours is found before
-anything but the schema is read.
+SQLite executes triggers and views of a file. So this check comes before anything but the schema is read.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from typing import Final
 from .migrations import MIGRATIONS_TABLE, columns_without
 
 MAX_ENTRIES: Final = 1000
-"""Of a schema; ours has some 20."""
+"""Entries that a schema may have; ours has some 20."""
 MAX_CELL_BYTES: Final = 256 * 2**20
-"""Of one text or blob, where SQLite can be told so: models take less."""
+"""Bytes of one text or blob, if this Python can set SQLite's limit; models take less."""
 _KEPT_BY_SQLITE: Final = re.compile(r"sqlite_(autoindex_\w+|stat[134]|sequence)")
 _OF_COLUMNS: Final = re.compile(r"CREATE (UNIQUE )?INDEX [^()]*\([^()]*\)", re.IGNORECASE)
 _COMPUTED: Final = re.compile(r"\b(CHECK|GENERATED|AS|CONFLICT|TRIGGER)\b", re.IGNORECASE)
-"""What makes a table compute, or delete, where rows are written."""
+"""Clauses by which a table computes or deletes when rows are written."""
 OUR_INDEXES: Final = {"decisions_by_job"}
 
 
 def guarded(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """The connection, which runs no function for a schema's sake and takes no cell beyond what a store has."""
-    with contextlib.suppress(sqlite3.DatabaseError):  # the file is damaged, which is found when it is read
+    """The connection, with functions in schemas forbidden and the size of cells limited."""
+    with contextlib.suppress(sqlite3.DatabaseError):  # the file is damaged; reading will show it
         connection.execute("PRAGMA trusted_schema = OFF")
     if hasattr(connection, "setlimit"):  # from Python 3.11 on
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_CELL_BYTES)
@@ -34,7 +33,7 @@ def guarded(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def has_table(connection: sqlite3.Connection, name: str) -> bool:
-    """Whether there is a table of rows of that name; a view or a virtual table is none.
+    """Whether there is an ordinary table of this name, neither a view nor a virtual table.
 
     Raises:
         sqlite3.Error: the schema cannot be read.
@@ -44,7 +43,7 @@ def has_table(connection: sqlite3.Connection, name: str) -> bool:
 
 
 def stranger(connection: sqlite3.Connection) -> str:
-    """The first thing in a file's schema that our steps do not make; empty: there is none.
+    """The first entry of a file's schema that our steps do not make; empty: there is none.
 
     Raises:
         sqlite3.Error: the schema cannot be read.

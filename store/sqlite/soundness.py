@@ -1,6 +1,6 @@
-"""What is sound of a store and what is damaged, in numbers; and a fresh store with what is sound.
+"""Counts a store's sound and damaged rows, and repairs it by a new store with the sound rows.
 
-What is sound is what a recovery finds, so that `check` tells before what `repair` keeps.
+Rows are sound if a recovery finds them, so `check` reports what `repair` would keep.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .schema import stranger
 
 _SHOWN: Final = 5
 _AT_APPLICATION_ID: Final = 68
-"""In the header: section 1.3 of SQLite's file format."""
+"""Offset in the header, by section 1.3 of SQLite's file format."""
 
 
 class TableSoundness(msgspec.Struct, frozen=True):
@@ -34,14 +34,14 @@ class TableSoundness(msgspec.Struct, frozen=True):
 
     n_sound: int
     n_damaged: int | None
-    """That cannot be read, or hold what no such cell may; None: nobody knows."""
+    """Rows that cannot be read, or have an impossible cell; None: unknown."""
 
 
 class Soundness(msgspec.Struct, frozen=True):
     """A store's state."""
 
     problems: tuple[str, ...]
-    """SQLite's words, the first of them."""
+    """SQLite's first messages."""
     tables: dict[str, TableSoundness]
     stand_ins: int
     """Jobs and fabrics that other rows refer to and that are lost. A repair makes a row for each, named recovered-ID: a
@@ -54,22 +54,22 @@ class Soundness(msgspec.Struct, frozen=True):
 
 
 class Repair(msgspec.Struct, frozen=True):
-    """What a repair found, and did."""
+    """Result of a repair."""
 
     found: Soundness
     kept: Path | None
-    """Where the damaged file is; None: the store is sound and was left alone."""
+    """Path of the damaged file; None: the store is sound and was not changed."""
 
 
 def check(path: Path) -> Soundness:
-    """Read all of a store, at one moment of it if a daemon writes it; nothing is changed.
+    """Read a whole store without changing it; if a daemon writes it, its state at one moment.
 
     Args:
         path: of the store, or of a damaged one that was set aside.
 
     Raises:
-        StoreError: there is no store, or nothing of one in it, or another application's database, or nobody can read
-            it now.
+        StoreError: there is no store, the file has no part of one, it is another application's database, or it cannot
+            be read now.
         StoreVersionError: a newer zerotune wrote it.
     """
     path = Path(os.path.realpath(path))
@@ -89,25 +89,25 @@ def check(path: Path) -> Soundness:
 
 
 def repair(path: Path) -> Repair:
-    """Put a fresh store with what is sound into a damaged one's place; the damaged file is kept beside it.
+    """Put a new store with the sound rows in a damaged one's place; the damaged file is kept beside it.
 
-    Until the fresh one is complete the damaged one stays as it is. A sound store is left alone.
+    The damaged store stays in its place until the new one is complete. A sound store is not changed.
 
     Args:
         path: of the store, or of a damaged one that was set aside.
 
     Returns:
-        What was found, and where the damaged file is now.
+        What was found, and the damaged file's path.
 
     Raises:
-        StoreError: there is no store, or nothing of one in it, or another application's database, or no room for a
-            fresh one.
+        StoreError: there is no store, the file has no part of one, it is another application's database, or a new one
+            has no room.
         StoreLockedError: a daemon, or another process, has it open for writing.
         StoreVersionError: a newer zerotune wrote it.
     """
     path = Path(os.path.realpath(path))
     if unfinished(path) is None:
-        open_unchecked(path).close()  # refuses what is no store before a lock file is made
+        open_unchecked(path).close()  # refuses a file that is no store before making a lock file
     with held(path):
         if (found := check(path)).is_sound:
             return Repair(found, None)
@@ -121,7 +121,7 @@ def repair(path: Path) -> Repair:
 
 
 def _copy(path: Path, target: Path) -> Path:
-    """A copy of one moment without a log, of all pages as they are; of file and log if SQLite cannot copy them."""
+    """A copy of all pages at one moment, without a log; a copy of file and log if SQLite cannot do that."""
     try:
         with contextlib.closing(open_unchecked(path)) as source, contextlib.closing(sqlite3.connect(target)) as copy:
             source.backup(copy)
@@ -146,7 +146,7 @@ def _check(copy: Path) -> Soundness:
         try:
             if found := stranger(connection):
                 problems.append(f"the schema has {found}")
-            else:  # else it would compute what the schema asks for
+            else:  # else reading could execute code of the schema
                 problems = [words for (words,) in connection.execute("PRAGMA integrity_check") if words != "ok"]
         except sqlite3.DatabaseError as error:
             problems.append(str(error))

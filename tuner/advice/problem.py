@@ -1,4 +1,4 @@
-"""What is trained, where and with what: all that a configuration is chosen for."""
+"""The problem of choosing a configuration: model, cluster and training script."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from .models.model_shape import ModelShape
 
 
 class Range(msgspec.Struct, frozen=True):
-    """`expected`, and between which bounds nine of ten such quantities lie."""
+    """An expected value, and bounds of nine in ten such values."""
 
     low: float
     expected: float
     high: float
 
     def inverse(self, numerator: float) -> Range:
-        """`numerator` over this: the bounds change places."""
+        """`numerator` divided by this range, whose bounds change places."""
         return Range(numerator / self.high, numerator / self.expected, numerator / self.low)
 
     def times(self, factor: float) -> Range:
-        """This, scaled."""
+        """This range, multiplied by a factor."""
         return Range(self.low * factor, self.expected * factor, self.high * factor)
 
 
 Recompute = Literal["none", "half", "full"]
-"""Which blocks keep their inputs alone: none, every second, all."""
+"""Blocks that keep only their inputs: none, every second, all."""
 BUCKET_BYTES: Final = 64 << 20
 PAPER_NAMES: Final = {
     (1, False, False): "C1",
@@ -41,18 +41,18 @@ PAPER_NAMES: Final = {
 
 
 class ZeroConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a user would write into a framework's settings."""
+    """A configuration, as in a framework's settings."""
 
     stage: int
     """0: plain data parallelism."""
     micro_batch: int
-    """Sequences that a data-parallel rank computes at a time; of a model-parallel group, where there is one."""
+    """Sequences that a data-parallel rank (or model-parallel group) computes at a time."""
     accumulation: int = 1
     """Micro-batches per optimizer step."""
     n_model_parallel: int = 1
     """Ranks that split every block (tensor parallelism)."""
     shard_ranks: int = 0
-    """Hybrid sharding: ranks that share the states, of which replicas exist; 0: all data-parallel ranks."""
+    """Hybrid sharding: ranks that share one replica of the states; 0: all data-parallel ranks."""
     recompute: Recompute = "none"
     partition_activations: bool = False
     """P_a."""
@@ -85,14 +85,14 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(NamedTuple):
-    """What was measured, where something was; None: assumed."""
+    """Measured factors; None: assumed."""
 
     compute_factor: float | None = None
     """Measured over modelled time of computation."""
     network_factor: float | None = None
     """Measured over modelled time of collectives."""
     network_spread: float = 0.0
-    """Of the logarithm of that factor, 90 % of sizes; what is assumed of it is the least that is believed."""
+    """Spread of the logarithm of that factor, 90 % of sizes; the assumed spread is the least."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,5 +105,5 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     measured: Measured = Measured()
 
     def n_groups(self, configuration: ZeroConfiguration) -> int:
-        """Ranks, or model-parallel groups, with data of their own."""
+        """Number of ranks, or model-parallel groups, with different data."""
         return self.cluster.n_gpus // configuration.n_model_parallel

@@ -23,15 +23,15 @@ RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "half", "full")
 BUCKETS_BYTES: Final = tuple(mib << 20 for mib in (4, 8, 16, 32, 64, 128, 256))
 PREFETCHES: Final = (0, 1, 2, 4)
 _AS_GOOD: Final = 1.002
-"""A setting that takes less memory is preferred if it costs no more than this."""
+"""A setting that takes less memory is preferred if it is slower by no more than this."""
 _HALVES: Final = 3
-"""A quarter of what fits is as fast, or the network is so slow that more is better."""
+"""Batches to try: the largest, its half and its quarter; smaller ones are no faster."""
 MAX_BATCH: Final = 10**9
-"""Sequences; a step of more takes years."""
+"""Largest batch in sequences; a step with more takes years."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user fixed; None or empty: whatever is best."""
+    """The user's requirements; None or empty: the best is searched."""
 
     global_batch: int | None = None
     """Sequences of all ranks per optimizer step."""
@@ -41,23 +41,23 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration that fits, and what it gives."""
+    """A configuration that fits, with its predictions."""
 
     configuration: ZeroConfiguration
     paper_name: str
     memory: MemoryParts
     memory_share: float
-    """Of the GPU's memory, fragments included."""
+    """Share of the GPU's memory, fragments included."""
     step: StepEstimate
     limit: str
-    """What takes the most of a step beside plain multiplication."""
+    """The largest part of a step besides multiplication."""
 
 
 def search(problem: Problem, wanted: Wanted | None = None, top: int | None = None) -> list[Choice]:
     """The best micro-batch, bucket and prefetch of the `top` kinds of configuration that fit, the fastest first.
 
     Raises:
-        UserError: the batch is larger than any, or no configuration fits; it says the least that would make one fit.
+        UserError: the batch is too large, or no configuration fits; the text has the least changes that would fit.
     """
     wanted = wanted or Wanted()
     if wanted.global_batch is not None and wanted.global_batch > MAX_BATCH:
@@ -70,7 +70,7 @@ def search(problem: Problem, wanted: Wanted | None = None, top: int | None = Non
 
 
 def choice_of(problem: Problem, configuration: ZeroConfiguration) -> Choice:
-    """All that is said of a configuration."""
+    """All predictions of a configuration."""
     memory, step = memory_of(problem, configuration), estimate(problem, configuration)
     return Choice(
         configuration=configuration,
@@ -83,7 +83,7 @@ def choice_of(problem: Problem, configuration: ZeroConfiguration) -> Choice:
 
 
 def seconds_per_sequence(problem: Problem, configuration: ZeroConfiguration) -> float:
-    """Expected; what is ranked by."""
+    """Expected seconds per sequence, by which configurations are ranked."""
     sequences = configuration.micro_batch * configuration.accumulation * problem.n_groups(configuration)
     return step_parts(problem, configuration).total_s / sequences
 
@@ -135,7 +135,7 @@ def _kinds(problem: Problem, wanted: Wanted) -> Iterator[ZeroConfiguration]:
 
 
 def _batches(problem: Problem, wanted: Wanted, kind: ZeroConfiguration) -> Iterator[ZeroConfiguration]:
-    """The largest micro-batch that fits, and its halves; of a given batch, its divisors."""
+    """The largest micro-batch that fits, and its halves; for a given batch, its divisors."""
     batch = batch_that_fits(problem, kind)
     if not batch:
         kind = _thriftiest(kind)
@@ -158,7 +158,7 @@ def _thriftiest(kind: ZeroConfiguration) -> ZeroConfiguration:
 
 
 def _refined(problem: Problem, base: ZeroConfiguration) -> ZeroConfiguration:
-    """With the bucket and the prefetch depth that serve it best; what takes less memory wins where it is as good."""
+    """With the fastest bucket and prefetch depth; among equally fast ones, those with less memory."""
     prefetches = PREFETCHES if base.stage == 3 else (1,)
     tried = [
         msgspec.structs.replace(base, bucket_bytes=bucket, prefetch=prefetch)
@@ -171,7 +171,7 @@ def _refined(problem: Problem, base: ZeroConfiguration) -> ZeroConfiguration:
 
 
 def _fits_nowhere(problem: Problem, wanted: Wanted) -> UserError:
-    """What is missing, and the least that would do."""
+    """The error if nothing fits: what is missing, and the least changes that would fit."""
     cluster, gpu = problem.cluster, problem.cluster.gpu
     kinds = [_thriftiest(kind) for kind in _kinds(problem, wanted)]
     if not kinds:
@@ -195,7 +195,7 @@ def _fits_nowhere(problem: Problem, wanted: Wanted) -> UserError:
 
 
 def _nothing_to_try(problem: Problem, wanted: Wanted) -> UserError:
-    """Why what the user fixed leaves no configuration, however large a GPU is."""
+    """The error if the user's requirements leave no configuration, however large a GPU is."""
     n_gpus, n_heads = problem.cluster.n_gpus, problem.shape.n_heads
     possible = [split for split in wanted.model_parallel or (1,) if n_gpus % split == n_heads % split == 0]
     if not possible:
@@ -212,7 +212,7 @@ def _nothing_to_try(problem: Problem, wanted: Wanted) -> UserError:
 
 
 def _what_would_fit(problem: Problem, wanted: Wanted) -> Iterator[str]:
-    """The least of each other thing that would make a configuration fit."""
+    """Other least changes that would make a configuration fit."""
     n_nodes = range(problem.cluster.n_nodes, MAX_NODES + 1)  # more nodes never need more memory of each GPU
     enough = bisect_left(n_nodes, True, key=lambda n: _fitting(_with_nodes(problem, n), wanted) is not None)
     if enough < len(n_nodes):

@@ -1,4 +1,4 @@
-"""A configuration as frameworks want it written: FSDP2, DeepSpeed, zero_runtime."""
+"""A configuration as code for FSDP2, DeepSpeed or zero_runtime."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _fsdp2(configuration: ZeroConfiguration, n_groups: int, precision: str) -> l
 
 
 def _mesh(configuration: ZeroConfiguration, n_groups: int) -> str:
-    """All ranks, by what they share; those that split one model are neighbours."""
+    """The mesh of all ranks; ranks that split one model are neighbours."""
     is_sharded = configuration.stage > 0
     shards = (configuration.shard_ranks or n_groups) if is_sharded else 1
     sizes = {

@@ -1,4 +1,4 @@
-"""How much memory and communication each stage of ZeRO needs: the paper's formulas, as functions.
+"""The ZeRO paper's formulas for each stage's memory and communication.
 
 Ψ = parameters, N_d = ranks that share the model, K = bytes of optimizer state per parameter. Sources: Rajbhandari
 et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", sections 3, 5 and 7.
@@ -32,7 +32,7 @@ def optimizer_multiplier(optimizer: str = "adam", precision: str = "bf16") -> in
     """K: bytes of optimizer state per parameter; mixed precision adds an fp32 copy of the weights.
 
     Raises:
-        ValueError: an optimizer or precision that the table does not have.
+        ValueError: the table does not have the optimizer or precision.
     """
     if optimizer not in OPTIMIZER_STATES:
         raise ValueError(f"optimizer is {optimizer!r}; it must be one of {', '.join(OPTIMIZER_STATES)}")
@@ -69,12 +69,12 @@ def model_states(
     """Model states per rank (paper, section 5); stage 0 is plain data parallelism.
 
     Args:
-        n_parameters: Ψ, of the whole model.
+        n_parameters: Ψ of the whole model.
         stage: 0 to 3.
         n_ranks: N_d, the ranks that ZeRO shards over.
-        precision: of the weights in training: "fp32", "bf16" or "fp16".
+        precision: precision of the weights in training: "fp32", "bf16" or "fp16".
         optimizer: e.g. "adam", see `optimizer_multiplier`.
-        gradient_precision: of accumulated gradients, e.g. "fp32" beside bf16 weights; None: as `precision`.
+        gradient_precision: precision of accumulated gradients, e.g. "fp32" for bf16 weights; None: as `precision`.
         n_model_parallel: ranks that split the model before ZeRO shards each part.
 
     Returns:
@@ -102,7 +102,7 @@ def largest_model(memory_bytes: float, stage: int, n_ranks: int, *, n_model_para
     """Most parameters whose model states fit into `memory_bytes` per rank (paper, table 2).
 
     Args:
-        memory_bytes: of one rank, for model states alone.
+        memory_bytes: one rank's memory for model states.
         stage: 0 to 3.
         n_ranks: N_d, the ranks that ZeRO shards over.
         n_model_parallel: ranks that split the model before ZeRO shards each part.
@@ -123,7 +123,7 @@ TABLE_1_RANKS = (1, 4, 16, 64, 256, 1024)
 
 
 def _as_printed(gb: float) -> str:
-    """As the paper prints a cell: three digits, rounded half up below 100 and cut from 100 on."""
+    """A cell as the paper prints it: three digits, rounded half up below 100 and truncated from 100 on."""
     if gb >= 100:
         return str(floor(gb))
     digits = 1 if gb >= 10 else 2
@@ -151,17 +151,17 @@ TABLE_2_MODEL_PARALLEL = (1, 2, 4, 8, 16)
 def table_2(memory_gb: float = 32.0, n_ranks: int = 64) -> list[tuple[int, int, tuple[float, ...]]]:
     """Table 2, theoretical columns: (MP, GPUs, largest model in billions by stage 0 to 3).
 
-    The paper multiplies what fits without model parallelism, rounded to 0.1 billion, by the MP degree.
+    The paper multiplies the largest model without model parallelism, rounded to 0.1 billion, by the MP degree.
     """
     single = [round(largest_model(memory_gb * GB, stage, n_ranks) / 1e9, 1) for stage in STAGE_NAMES]
     return [(mp, mp * n_ranks, tuple(round(size * mp, 1) for size in single)) for mp in TABLE_2_MODEL_PARALLEL]
 
 
 def sent_elements(n_parameters: float, stage: int) -> float:
-    """What one rank sends per step, in elements (paper, section 7): 2Ψ, and 3Ψ in stage 3, which gathers twice.
+    """Elements that one rank sends per step (paper, section 7): 2Ψ, and 3Ψ in stage 3, which gathers twice.
 
     Args:
-        n_parameters: Ψ, of one rank's model.
+        n_parameters: Ψ of one rank's model.
         stage: 0 to 3.
 
     Returns:

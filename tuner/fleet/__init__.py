@@ -1,4 +1,4 @@
-"""What nodes learned, shared as files: immutable Parquet objects below a URL, merged into signed books."""
+"""Shares nodes' measurements as files: immutable Parquet objects below a URL, merged into signed books."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from ...store.errors import UserError
 
 
 def is_book(begin: bytes) -> bool:
-    """Whether a file that begins so is a book."""
+    """Whether a file with this beginning is a book."""
     return begin.startswith(b'{"zerotune_book":')
 
 
 KEYS: Final = ("cryptography",)
-"""What making a key takes,"""
+"""Packages for making a key."""
 READING: Final = (*KEYS, "fsspec")
-"""what reading a book takes,"""
+"""Packages for reading a book."""
 ALL: Final = ("pyarrow", *READING, "duckdb")
-"""and what writing objects and merging them takes."""
+"""Packages for writing and merging objects."""
 
 
 def check_installed(what: str, packages: tuple[str, ...] = ALL) -> None:
-    """See that optional packages are there.
+    """Check that optional packages are installed.
 
     Args:
         what: the option or command that needs them, for the message.

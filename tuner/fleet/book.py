@@ -1,7 +1,7 @@
-"""A book: what the fleet knows, as one file that people can read and a daemon believes only with the right signature.
+"""A book: the fleet's merged measurements in one readable file, which a daemon uses only with a valid signature.
 
-Text, one JSON object per line. The first names the format, the key and the ed25519 signature of all that follows it.
-Then a head, the fabrics, the contributors, the objects that were not believed, and the cells, sorted.
+A book is text with one JSON object per line. The first has the format, the key and the ed25519 signature of the rest.
+Then come a head, the fabrics, the contributors, the refused objects, and the cells, sorted.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from .signing import Signer, Verifier
 FORMAT: Final = 1
 MAX_BYTES: Final = 256 * 2**20
 MAX_LINE_BYTES: Final = 2**18
-"""Of one line; a fabric's facts have half of it at most."""
+"""Bytes of one line; a fabric's facts have at most half of it."""
 MAX_LINES: Final = 2**20
-"""A full book of cells has less."""
+"""Most lines; a full book of cells has fewer."""
 MAX_FABRICS: Final = 2**14
 MAX_FACTS: Final = 256
-"""Of one fabric."""
+"""Facts of one fabric."""
 MAX_GAIN: Final = 5.0
-"""Log; nothing is 150 times as fast as NCCL's own choice."""
+"""Largest gain (log); no setting is 150 times as fast as NCCL's own choice."""
 _DOMAIN: Final = b"zerotune store book 1\n"
-"""What is signed begins with it, so that no signature of something else fits."""
+"""Beginning of the signed bytes, so that no signature of other data fits."""
 
 Text = Annotated[str, msgspec.Meta(max_length=512)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=100)]
-"""Logs of ratios that are spreads."""
+"""Spreads, as logs of ratios."""
 Log = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 Micros = Annotated[float, msgspec.Meta(gt=0, le=1e10)]
 
 
 class Head(msgspec.Struct, frozen=True, tag="head"):
-    """Where a book comes from."""
+    """The origin of a book."""
 
     url: Text
     made_at_s: Annotated[int, msgspec.Meta(ge=0, le=2**40)]
@@ -62,47 +62,47 @@ class Head(msgspec.Struct, frozen=True, tag="head"):
 
 
 class FabricLine(msgspec.Struct, frozen=True, tag="fabric"):
-    """A fabric that the book knows."""
+    """A fabric in the book."""
 
     fabric_id: Text
     facts: Annotated[dict[str, str | int | float | bool], msgspec.Meta(max_length=MAX_FACTS)]
 
 
 class Contributor(msgspec.Struct, frozen=True, tag="contributor", kw_only=True, omit_defaults=True):
-    """Who measured on a fabric, and whether that was believed."""
+    """A contributor on a fabric, and whether its measurements were used."""
 
     fabric_id: Text
     name: Text
-    """What it calls itself, or who gave a list of contributors calls it; anybody may be called so."""
+    """Its own name, or its name in a list of contributors; names are not unique."""
     key: Text = ""
-    """That signed what it measured, in hexadecimal; empty: nobody looked at a signature."""
+    """Key that signed its measurements, in hexadecimal; empty: signatures were not checked."""
     n_jobs: Count = 0
     n_cells: Count = 0
     n_judged: Count = 0
-    """Those of its cells that most others measured, too, if three or more did."""
+    """Its cells that most others measured, too, if three or more did."""
     n_outlying: Count = 0
     n_refused_rows: Count = 0
-    """Rows, on all fabrics, with numbers that cannot be."""
+    """Rows with impossible numbers, on all fabrics."""
     level: Log = 0.0
-    """How much longer (log) everything takes than for others."""
+    """Median ratio (log) of its times to those of others."""
     is_level_off: bool = False
     is_set_aside: bool = False
 
     @property
     def shown(self) -> str:
-        """Its name, and as much of its key as nobody finds another to begin with."""
+        """Its name, and the beginning of its key, long enough that nobody can make another key with it."""
         return f"{self.name} ({self.key[:16]})" if self.key else self.name
 
 
 class Skipped(msgspec.Struct, frozen=True, tag="skipped"):
-    """An object that was not believed."""
+    """A refused object."""
 
     path: Text
     reason: Text
 
 
 class Cell(msgspec.Struct, frozen=True, tag="cell", kw_only=True):
-    """One setting at one key: what all jobs measured."""
+    """One setting at one key, with the merged measurements of all jobs."""
 
     fabric_id: Text
     nccl_version: U32
@@ -116,9 +116,9 @@ class Cell(msgspec.Struct, frozen=True, tag="cell", kw_only=True):
     protocol: Text
     n_channels: Annotated[int, msgspec.Meta(ge=1, le=64)]
     is_default: bool
-    """NCCL chose it by itself."""
+    """Whether NCCL chose the setting."""
     median_us: Micros
-    """At the usual level of the network."""
+    """Median at the network's usual level."""
     spread: Share
     """Standard deviation (log) of one call."""
     between_jobs: Share
@@ -127,13 +127,13 @@ class Cell(msgspec.Struct, frozen=True, tag="cell", kw_only=True):
     n_jobs: Count
     n_contributors: Count
     gain: Annotated[float, msgspec.Meta(ge=-MAX_GAIN, le=MAX_GAIN)] | None
-    """Log, over NCCL's own choice in the same jobs; None where that was not measured."""
+    """Gain (log) over NCCL's own choice in the same jobs; None if that was not measured."""
     gain_std: Share | None
     is_winner: bool
 
     @property
     def key(self) -> DecisionKey:
-        """The key that it is about.
+        """The cell's decision key.
 
         Raises:
             KeyError: there is no such collective or phase.
@@ -160,7 +160,7 @@ Line = Head | FabricLine | Contributor | Skipped | Cell
 
 
 class Book(NamedTuple):
-    """What is in a book."""
+    """The content of a book."""
 
     head: Head
     fabrics: tuple[FabricLine, ...]
@@ -168,12 +168,12 @@ class Book(NamedTuple):
     skipped: tuple[Skipped, ...]
     cells: tuple[Cell, ...]
     n_unusable: int = 0
-    """Lines that no honest build writes, which are left out."""
+    """Invalid lines, which are left out."""
     signed_by: str = ""
-    """Public key in hexadecimal; empty: nobody. Only `opened` with a verifier has checked it."""
+    """Public key in hexadecimal; empty: unsigned. Only `opened` with a verifier checks it."""
 
     def winners(self, fabric_id: str | None = None) -> Iterator[Cell]:
-        """Cells that beat NCCL's own choice, at most one per key; None: of all fabrics."""
+        """Cells that beat NCCL's own choice, at most one per key; `fabric_id` None: on all fabrics."""
         return (one for one in self.cells if one.is_winner and fabric_id in (None, one.fabric_id))
 
 
@@ -191,7 +191,7 @@ def sealed(lines: Iterable[Line], signer: Signer | None) -> bytes:
     """A book's file.
 
     Args:
-        signer: None: nobody signs, and daemons will refuse it.
+        signer: the signing key; None: the book is unsigned, and daemons will refuse it.
 
     Returns:
         Its bytes.
@@ -202,17 +202,17 @@ def sealed(lines: Iterable[Line], signer: Signer | None) -> bytes:
 
 
 def opened(data: bytes, name: str, verifier: Verifier | None = None) -> Book:
-    """A book that was read.
+    """The book in a file's bytes.
 
     Args:
         data: bytes of the file.
-        verifier: whose signature it must have; None: signatures are not looked at.
+        verifier: checks its signature; None: signatures are not checked.
 
     Returns:
-        The book; lines that cannot be are left out and counted.
+        The book; invalid lines are left out and counted.
 
     Raises:
-        BookError: it is none, of a newer format, too large, or not signed by that key.
+        BookError: it is no book, of a newer format, too large, or not signed by that key.
     """
     first, _, body = data.partition(b"\n")
     if len(data) > MAX_BYTES or body.count(b"\n") > MAX_LINES:
@@ -228,13 +228,13 @@ def opened(data: bytes, name: str, verifier: Verifier | None = None) -> Book:
             raise BookError(f"{name} was cut or changed since it was signed", "copy it again from where it was built")
         who = f"by {seal.key[:16]}" if seal.key else "by nobody"
         raise BookError(f"{name} is signed {who}, not by {verifier.public_hex[:16]}", "name its own --book-key")
-    return _opened(body, name, seal.key.lower())  # a letter's case is no part of a key
+    return _opened(body, name, seal.key.lower())  # keys ignore case
 
 
 def _opened(body: bytes, name: str, signed_by: str) -> Book:
     found: dict[type, list[Line]] = {kind: [] for kind in (Head, FabricLine, Contributor, Skipped, Cell)}
     n_unusable = 0
-    for text in io.BytesIO(body):  # one at a time: a book may be made of nothing but ends of lines
+    for text in io.BytesIO(body):  # one at a time, as a book may be only line ends
         try:
             line = _lines.decode(text) if len(text) <= MAX_LINE_BYTES else None
             if line is None or (isinstance(line, Cell) and not _is_possible(line)):
@@ -260,7 +260,7 @@ def _opened(body: bytes, name: str, signed_by: str) -> Book:
 
 
 def _is_possible(cell: Cell) -> bool:
-    """Whether NCCL could run it at all."""
+    """Whether NCCL can run the cell's setting."""
     candidate, key = cell.candidate, cell.key
     cells = legal_cells(key.collective, n_nodes=cell.n_nodes, n_ranks=cell.n_ranks)
     has_gain = cell.gain is not None and cell.gain_std is not None

@@ -1,4 +1,4 @@
-"""`zerotune store book build`: merge what is new below a URL, and write the book of all that was merged."""
+"""`zerotune store book build`: merges new objects below a URL, and writes the book of all merged ones."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .signing import Signer
 from .storage import Storage, shown
 
 STATE_SUFFIX: Final = ".merged"
-"""Beside the book: what was merged already, so that the next build reads new objects only."""
+"""Suffix of the merged state beside the book, so that the next build reads only new objects."""
 MAX_SKIPPED: Final = 1000
-"""Objects that were not believed are named in a book, up to so many."""
+"""Most refused objects that a book names."""
 
 
 class Built(NamedTuple):
-    """What a build did."""
+    """Result of a build."""
 
     merged: Merged
     book: Book
@@ -46,14 +46,14 @@ def build(
     """Write a book.
 
     Args:
-        out: the book's file; what was merged is kept beside it.
-        listed: names, by key, of the contributors that are heard; None: all are.
-        signer: None: it will not be signed.
-        memory_mb: that DuckDB may take.
+        out: the book's file; the merged state is kept beside it.
+        listed: names, by key, of the contributors that are used; None: all are.
+        signer: the signing key; None: the book is unsigned.
+        memory_mb: memory that DuckDB may take.
         made_by: the version of zerotune, for the head.
 
     Raises:
-        UserError: the URL cannot be listed, there is nothing of ours below it, or a file cannot be written.
+        UserError: the URL cannot be listed, it has none of our objects, or a file cannot be written.
     """
     storage, state = Storage(url), out.with_name(out.name + STATE_SUFFIX)
     with Merging(state, memory_mb) as merging:
@@ -71,7 +71,7 @@ def build(
             contributors, cells = agree(connection, listed)
             (n_jobs,) = connection.execute(f"SELECT count(*) FROM (SELECT DISTINCT {_JOB} FROM lines)").fetchall()[0]
             (made_before_s,) = connection.execute("SELECT made_at_s FROM meta").fetchall()[0]
-            made_at_s = max(int(time.time()), made_before_s + 1)  # daemons do not go back to an older one
+            made_at_s = max(int(time.time()), made_before_s + 1)  # daemons refuse older books
             connection.execute("UPDATE meta SET made_at_s = ?", [made_at_s])
             head = Head(shown(url)[-512:], made_at_s, made_by, n_objects, n_rows, n_jobs)
             book = Book(
@@ -103,7 +103,7 @@ def _lines(book: Book) -> Iterator[Line]:
 
 
 def _check_url(connection: duckdb.DuckDBPyConnection, url: str, state: Path) -> None:
-    """What was merged of one URL must not be taken for another's."""
+    """Refuses a merged state of another URL."""
     n_ours = "(SELECT count(*) FROM objects)"
     known, n_merged = connection.execute(f"SELECT url, {n_ours} FROM meta").fetchall()[0]
     if known and known != url:
@@ -111,12 +111,12 @@ def _check_url(connection: duckdb.DuckDBPyConnection, url: str, state: Path) -> 
             raise UserError(
                 f"{state} holds what was merged of {known}", "write the book of another URL to another --out"
             )
-        connection.execute("DELETE FROM not_believed")  # a mistyped URL, below which was nothing of ours
+        connection.execute("DELETE FROM not_believed")  # a mistyped URL without our objects
     connection.execute("UPDATE meta SET url = ?", [url])
 
 
 def _fabrics(connection: duckdb.DuckDBPyConnection) -> Iterator[FabricLine]:
-    """What most of those say who were believed there; anybody may say much of fabrics that nobody has."""
+    """Fabrics' facts by the majority of contributors that were used there; anybody may invent fabrics."""
     found = connection.execute(
         "SELECT fabric_id, facts FROM fabrics"
         " SEMI JOIN (FROM judged_contributors WHERE NOT is_set_aside) USING (fabric_id, contributor)"

@@ -1,17 +1,17 @@
-"""What all jobs say together: each contributor counts once, and those that are far off all others are set aside.
+"""Merges all jobs' measurements: each contributor counts once, and outlying contributors are set aside.
 
-Within a contributor each job counts once: none is heard more for having many jobs, which cost nothing to invent.
+Each job of a contributor counts once. Many jobs give a contributor no more weight, as they cost nothing to invent.
 
-    level       of a job: how much longer (log) its settings take than elsewhere, the median over what most others ran
+    level       of a job: median ratio (log) of its times to those of others, over the settings that most others ran
     value       of a contributor at a cell (one setting at one key): the median of its jobs, at the usual level
     outlying    further from the median of all contributors than `OUTLYING_Z` times their spread (1.4826 MAD, and at
-                least a floor), where `LEAST_JUDGED` or more measured it
+                least a floor), if `LEAST_JUDGED` or more measured it
 
-A contributor is left out where it is outlying; as a whole where its level is, or more than half of its values are.
+Outlying values of a contributor are left out. The contributor is left out if its level is outlying, or more than half
+of its values are.
 
-What is said of a job or a contributor as a whole rests only on those of its cells that most contributors measured. Else
-a few could shift it everywhere by cells that nobody but they and it measured, where they are the majority. Two never
-speak against each other.
+Jobs and contributors are judged only by cells that most contributors measured. Otherwise a few contributors could shift
+others by cells that only they measured, where they are the majority. Two contributors never judge each other.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .book import Cell, Contributor
 
 OUTLYING_Z: Final = 4.0
 LEAST_SCALE: Final = 0.1
-"""Floor (log) of the spread of contributors: half as long again is no outlier."""
+"""Floor (log) of the spread of contributors: a time that is 1.5 times as long is no outlier."""
 LEAST_LEVEL_SCALE: Final = 0.35
-"""Floor (log) of the spread of levels: another job on the same links may double all times; four times is outlying."""
+"""Floor (log) of the spread of levels: another job on the links may double all times; a factor of four is outlying."""
 LEAST_JUDGED: Final = 3
-"""Of two that differ nobody knows which is wrong."""
+"""Least contributors for a judgement: if two differ, either may be wrong."""
 BETWEEN_JOBS_STD: Final = 0.003
-"""How far (log) the gain of a setting moves from one job to the next anyway."""
+"""Usual standard deviation (log) of a setting's gain between jobs."""
 MIN_GAIN: Final = 0.005
 WINNER_Z: Final = 2.0
 """A winner gains (log) at least MIN_GAIN and WINNER_Z standard errors."""
@@ -110,11 +110,11 @@ FROM gains ORDER BY {_KEY}, is_default DESC, gain DESC NULLS LAST, {_SETTING}
 def agree(
     connection: duckdb.DuckDBPyConnection, listed: Mapping[str, str] | None = None
 ) -> tuple[list[Contributor], Iterator[Cell]]:
-    """What the lines of all jobs say together.
+    """Merge the lines of all jobs.
 
     Args:
-        connection: of `Merging`, with `lines` up to date.
-        listed: names, by key, of the contributors that are heard; None: all are.
+        connection: the one of `Merging`, with `lines` up to date.
+        listed: names, by key, of the contributors that are used; None: all are.
 
     Returns:
         Contributors, and the cells of the book, sorted.
@@ -147,7 +147,7 @@ def agree(
         Contributor(fabric_id="", name=called.get(one, one), key=one if one in signed else "", n_refused_rows=n)
         for one, n in refused.items()
     ]
-    # One line for all: nobody who is not listed makes a book longer.
+    # One line for all, so that unlisted contributors do not make a book longer.
     unheard = "SELECT count(DISTINCT (fabric_id, contributor, job_id)) FROM lines ANTI JOIN heard USING (contributor)"
     (n_unheard,) = connection.execute(unheard).fetchall()[0]
     if n_unheard:

@@ -1,7 +1,7 @@
-"""From units to one line per job and setting: medians at the network's usual level, and gains within the job.
+"""Reduces units to one line per job and setting: medians at the network's usual level, gains within the job.
 
-As the store does it for the jobs of one node (`tuner/modeling/levels.py`): where the network was slower for a part
-of a job, durations count as they would have been at its usual speed.
+This works as for one node's jobs (`tuner/modeling/levels.py`): if the network was slower during a part of a job,
+durations are converted to its usual speed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Columns = dict[str, Any]
 
 JOBS_AT_ONCE: Final = 256
 MIN_CALLS: Final = 4
-"""Of a setting in a job; fewer say nothing."""
+"""Least calls of a setting in a job."""
 MIN_SPREAD: Final = 0.01
 _SAME_JOB: Final = "fabric_id, contributor, job_id"
 _KEY: Final = ("n_ranks", "n_nodes", "collective", "phase")
@@ -37,14 +37,14 @@ CREATE TABLE lines (
     algorithm BIGINT, protocol BIGINT, n_channels BIGINT, is_default BIGINT,
     n_calls BIGINT, log_us DOUBLE, spread DOUBLE, gain DOUBLE, gain_std DOUBLE)
 """
-"""`gain` (log) is over NCCL's own choice in the same job, NaN where that was not measured."""
+"""`gain` (log) is over NCCL's own choice in the same job; NaN if that was not measured."""
 
 
 def refresh(connection: duckdb.DuckDBPyConnection) -> int:
-    """Make the lines of all jobs anew of which units have come.
+    """Compute the lines of all jobs with new units again.
 
     Args:
-        connection: of `Merging`.
+        connection: the one of `Merging`.
     """
     jobs = connection.execute(f"SELECT {_SAME_JOB} FROM changed_jobs ORDER BY ALL").fetchall()
     for at in range(0, len(jobs), JOBS_AT_ONCE):
@@ -99,7 +99,7 @@ def _lines(units: Columns) -> Columns:
         units: columns of shape (n,), see `Merging`.
 
     Returns:
-        Columns of `LINES` but those that name the job, shape (n_lines,).
+        Columns of `LINES` except the job's, shape (n_lines,).
     """
     integers = {name: units[name].astype(np.int64) for name in _NUMBERS}
     sizes, size = np.unique(integers["message_bytes"], return_inverse=True)
@@ -146,7 +146,7 @@ def _levels(units: dict[str, Ints], logs: Floats, spread: Floats) -> tuple[Float
     default_of[found[is_default, 0]] = is_default
     cells = Cells(place.reshape(-1)[first], key.reshape(-1)[first], default_of[found[:, 0]])
     cell = cell.reshape(-1)
-    # A unit stands for many calls: as many as levels are found by, spread as they were.
+    # A unit stands for its calls: as many as levels need, with the same spread.
     n_calls = np.minimum(units["n_calls"], MIN_BLOCK_STEPS)
     unit = np.repeat(np.arange(len(logs)), n_calls)
     nth = np.arange(len(unit)) - np.repeat(np.cumsum(n_calls) - n_calls, n_calls)
@@ -164,7 +164,7 @@ _QUARTERS: Final = np.array([-1.15, -0.32, 0.32, 1.15])
 
 
 def _weighted_medians(group: Ints, values: Floats, weights: Ints) -> Floats:
-    """Median of each group, every value counted as often as its weight says; shape (n_groups,)."""
+    """Weighted median of each group, shape (n_groups,)."""
     order = np.lexsort((values, group))
     group, values, weights = group[order], values[order], weights[order]
     ends = np.cumsum(weights)
@@ -176,7 +176,7 @@ def _weighted_medians(group: Ints, values: Floats, weights: Ints) -> Floats:
 
 
 def _baselines(lines: Ints, n_calls: Floats) -> Ints:
-    """By line the one of NCCL's own choice at the same key, that with most calls; -1: there is none."""
+    """For each line, the index of NCCL's own choice at the same key with most calls; -1: there is none."""
     _, key = np.unique(lines[:, : -len(_SETTING)], axis=0, return_inverse=True)
     key = key.reshape(-1)
     of_key = np.full(int(key.max()) + 1, -1)

@@ -1,9 +1,9 @@
-"""What is merged of a URL's objects: medians by job, setting and stretch of steps, in a DuckDB file beside the book.
+"""Merges a URL's objects to medians by job, setting and block of steps, in a DuckDB file beside the book.
 
 An object is read once, checked, and reduced to *units*: the calls of one setting at one message size, of one job,
-within `BLOCK_STEPS` steps. A later build goes on from there. Objects are read in batches of `BATCH_ROWS` and DuckDB
-spills to disk beyond its limit, so memory does not grow with what lies below the URL; each batch is one transaction, so
-a build that is interrupted goes on where it was.
+within `BLOCK_STEPS` steps. A later build continues from there. Objects are read in batches of `BATCH_ROWS` and DuckDB
+spills to disk beyond its limit, so memory does not grow with the number of objects. Each batch is one transaction, so
+an interrupted build continues where it ended.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from .storage import IrregularError, Storage
 BATCH_ROWS: Final = 1_000_000
 BATCH_OBJECTS: Final = 512
 BLOCK_STEPS: Final = 64
-"""Medians are taken of so many steps: the level of the network may change from one to the next."""
+"""Steps of one block, which has one median: the network's level may change between blocks."""
 READERS: Final = 4
-"""Objects that are read at a time."""
+"""Objects that are read concurrently."""
 MEMORY_MB: Final = 4096
 _BESIDE: Final = (".wal", ".spilled")
-"""What DuckDB puts beside its file."""
+"""Suffixes of DuckDB's files beside its database."""
 _ELSEWHERE: Final = "write the book into a folder of your own, with another --out"
 _LAYOUT: Final = 4
 
@@ -69,7 +69,7 @@ PLAUSIBLE: Final = (
     " AND algorithm BETWEEN 0 AND 6 AND protocol BETWEEN 0 AND 2 AND n_channels BETWEEN 1 AND 64"
     " AND step BETWEEN 0 AND 2147483647 AND duration_us BETWEEN 0.1 AND 1e9"
 )
-"""A row counts only if this holds. In DuckDB NaN is above all numbers."""
+"""Condition on rows that count. In DuckDB NaN is above all numbers."""
 
 UNITS: Final = f"""
 SELECT contributor, job_id, fabric_id, nccl_version, tuner_abi, n_ranks, n_nodes, collective, phase, message_bytes,
@@ -79,33 +79,33 @@ FROM {{rows}} WHERE {PLAUSIBLE}
 GROUP BY contributor, job_id, fabric_id, nccl_version, tuner_abi, n_ranks, n_nodes, collective, phase, message_bytes,
          algorithm, protocol, n_channels, is_default, CAST(floor(step / {BLOCK_STEPS}) AS BIGINT)
 """
-"""Rows to units."""
+"""SQL from rows to units."""
 
 Progress = Callable[[int, int, int], None]
-"""Called with objects looked at, objects there are, and rows merged so far."""
+"""Called with numbers of checked objects, of all objects, and of rows merged so far."""
 
 
 class Merged(NamedTuple):
-    """What a merge found."""
+    """Result of a merge."""
 
     n_objects: int
-    """New ones that were merged."""
+    """New objects that were merged."""
     n_known: int
-    """Merged before."""
+    """Objects that were merged before."""
     n_rows: int
     skipped: tuple[tuple[str, str], ...]
-    """Path and reason of each that is not believed and was not there, or was another, before."""
+    """Path and reason of each refused object that is new or has changed."""
 
 
 class Merging:
-    """The state of a book's making; use it in a `with` statement.
+    """The merged state of a book; use it in a `with` statement.
 
     Args:
-        path: the DuckDB file; made if need be.
-        memory_mb: that DuckDB may take.
+        path: the DuckDB file; made if it is missing.
+        memory_mb: memory that DuckDB may take.
 
     Raises:
-        UserError: it cannot be used, or others could have made it: what is in it would be signed.
+        UserError: it cannot be used, or others could have made it, and its content would be signed.
     """
 
     def __init__(self, path: Path, memory_mb: int = MEMORY_MB) -> None:
@@ -114,7 +114,7 @@ class Merging:
             refuse_reachable(one, "what was merged", _ELSEWHERE)
         refuse_open_folder(path, "what was merged", _ELSEWHERE)
         try:
-            # Nothing in the file may open others' files, or run what DuckDB would load.
+            # The file's content must not open other files, or load extensions of DuckDB.
             self.connection = duckdb.connect(
                 str(path), config={"enable_external_access": "false", "temp_directory": f"{path}{_BESIDE[1]}"}
             )
@@ -133,7 +133,7 @@ class Merging:
         self.connection.close()
 
     def merge(self, storage: Storage, progress: Progress = lambda looked_at, there_are, n_rows: None) -> Merged:
-        """Take in what lies below a URL and was not merged yet.
+        """Merge the new objects below a URL.
 
         Raises:
             UserError: the URL cannot be listed.
@@ -146,7 +146,7 @@ class Merging:
             paths = list(storage.walk(f"v{VERSION}"))
         except Exception as error:  # of any library below fsspec
             raise UserError(f"cannot list {storage.url}: {error}", "name the URL that daemons write to") from error
-        # A name is a claim: it is known once what it says was found in it, and any of those who bear it may be right.
+        # A name is only a claim until its hash was verified, so each file with that name may be the right one.
         new = [path for path in paths if _name(path) not in known]
         run("DELETE FROM not_believed")
         n_rows = n_objects = n_looked_at = 0
@@ -163,7 +163,7 @@ class Merging:
                 skipped.append((_as_text(path), "it cannot be read now"))
             elif _name(path) not in known:
                 known.add(_name(path))
-                if found.content in contents:  # others may copy what was signed into another file: it counts once
+                if found.content in contents:  # signed rows may be copied into other files, and count once
                     found = found._replace(rows=found.rows.slice(0, 0))
                 contents |= {found.content} - {""}
                 batch.append((path, found))
@@ -214,7 +214,7 @@ class Merging:
 
 
 def _made_of(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
-    """Every table, view and macro of a file that is not DuckDB's own, and what makes it."""
+    """Every table, view and macro of a file that is not DuckDB's own, with its SQL."""
     found = connection.execute(
         "SELECT table_name, sql FROM duckdb_tables() UNION ALL SELECT view_name, sql FROM duckdb_views()"
         " WHERE NOT internal UNION ALL SELECT index_name, sql FROM duckdb_indexes() UNION ALL"
@@ -224,12 +224,12 @@ def _made_of(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
 
 
 def _name(path: str) -> str:
-    """What an object says that it is: the hash of what is in it."""
+    """The hash of its content that an object's name states."""
     return path.rpartition("/")[2]
 
 
 def _as_text(path: str) -> str:
-    """A path as it can be written down: what is no UTF-8 in it, as an escape."""
+    """A path as text; bytes that are not UTF-8 become escapes."""
     return path.encode(errors="backslashreplace").decode()
 
 
@@ -239,7 +239,7 @@ Found = Unpacked | NotOurs | None
 def _read_all(
     storage: Storage, paths: list[str], refused: Mapping[str, tuple[str, str]]
 ) -> Iterator[tuple[str, str, Found]]:
-    """Every object in turn with the hash of what is in it, some read ahead; None for one that cannot be read now."""
+    """Every object in turn with its content's hash, read ahead; None for one that cannot be read now."""
     decoders: SimpleQueue[Decoding] = SimpleQueue()
 
     def read(path: str) -> tuple[str, Found]:

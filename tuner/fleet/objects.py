@@ -1,14 +1,14 @@
-"""Measurements as Parquet objects: what is in one, what it is called, and what is believed of one that is found.
+"""Measurements as Parquet objects: content, names, and checks of objects from others.
 
-An object holds rows of one fabric by one contributor, and is called by the SHA-256 of its bytes:
+An object holds rows of one fabric by one contributor, and its name is the SHA-256 of its bytes:
 
     v1/fabric=FABRIC_ID/day=YYYY-MM-DD/SHA256.parquet
 
-A contributor is a key, which signs what is in the object, whatever Parquet makes of it. Anybody may have written what
-nobody has signed: all such rows have the contributor `UNSIGNED`.
+A contributor is a key, which signs the object's values, not Parquet's bytes. Anybody may have written unsigned rows,
+which all have the contributor `UNSIGNED`.
 
-`fabric` and `day` are partitions as Hive, DuckDB and Spark know them (percent-encoded where need be). Nothing is ever
-written over: other columns would be another version beside this one.
+`fabric` and `day` are partitions as in Hive, DuckDB and Spark (percent-encoded if necessary). No object is ever
+overwritten; other columns would be another version beside this one.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from .signing import Signer, is_key, is_signed
 VERSION: Final = 1
 MAX_OBJECT_BYTES: Final = 64 * 2**20
 MAX_OBJECT_ROWS: Final = 1_000_000
-"""A daemon writes no more than half of it at a time."""
+"""Most rows of an object; a daemon writes at most half of it at a time."""
 MAX_UNPACKED_BYTES: Final = 128 * 2**20
-"""Of all texts of one object, in full; more is a bomb."""
+"""Unpacked bytes of all texts of one object; more is a bomb."""
 MEMORY_MIB: Final = 768
 DECODE_S: Final = 60.0
 MAX_TEXT: Final = 512
 """Characters of an id, and of a contributor's name."""
 MAX_FACT_TEXT: Final = 4096
-"""Characters of one fact of a fabric: books hold them."""
+"""Characters of one fact of a fabric, as in books."""
 MAX_FACTS_BYTES: Final = 2**17
-"""Of all of them, as JSON; a daemon takes 16,384 characters, each of which may be written as six bytes."""
+"""Bytes of a fabric's facts as JSON: a daemon takes 16,384 characters, each of which may take six bytes."""
 UNSIGNED: Final = ""
 _MARK: Final = b"zerotune.fleet"
 _FACTS: Final = b"zerotune.fabric"
 _CALLED: Final = b"zerotune.contributor"
-"""What a contributor calls itself."""
+"""Metadata with the contributor's own name."""
 _SIGNATURE: Final = b"zerotune.signature"
 _CONTENT: Final = b"zerotune.content"
-"""Only in what a decoding process says."""
+"""Metadata that only a decoding process returns."""
 _DOMAIN: Final = b"zerotune measurements 1\n"
-"""What is signed begins with it, so that no signature of something else fits."""
+"""Beginning of the signed bytes, so that no signature of other data fits."""
 
 COLUMNS: Final = pyarrow.schema(
     [
@@ -94,16 +94,16 @@ _OF_BLOCK: Final = (
 _SORTED_BY: Final = (
     "step", "n_channels", "protocol", "algorithm", "is_default", "message_bytes", "phase", "collective", "n_ranks",
 )  # fmt: skip
-"""For `lexsort`: the last counts first. Equal values side by side take next to no room."""
+"""Keys for `lexsort`, the last one first. Equal values side by side compress well."""
 _NAME: Final = re.compile(r"([0-9a-f]{64})\.parquet")
 
 
 class Fabric(NamedTuple):
-    """Where something was measured."""
+    """The fabric of measurements."""
 
     fabric_id: str
     facts: Mapping[str, str | int | float | bool]
-    """The description that ranks give of it; `nccl_version` as NCCL encodes it."""
+    """The ranks' description of the fabric; `nccl_version` as NCCL encodes it."""
 
 
 class Packed(NamedTuple):
@@ -114,21 +114,21 @@ class Packed(NamedTuple):
 
 
 class Unpacked(NamedTuple):
-    """What is believed of an object."""
+    """The checked content of an object."""
 
     rows: pyarrow.Table
-    """Columns as in `COLUMNS`; numbers may still be nonsense."""
+    """Columns as in `COLUMNS`; numbers may still be impossible."""
     fabric: Fabric
     contributor: str
-    """The key that signed them, or UNSIGNED."""
+    """The key that signed the rows, or UNSIGNED."""
     called: str
-    """What its owner is called."""
+    """The name of the key's owner."""
     content: str
-    """Digest of what was signed, the same for every file that holds it; empty: nothing was."""
+    """Digest of the signed values, equal for all files with them; empty: unsigned."""
 
 
 class NotOurs(ValueError):
-    """An object that is not believed; the text says why."""
+    """An object is refused; the text says why."""
 
 
 def pack(
@@ -143,14 +143,14 @@ def pack(
     """Rows as an object.
 
     Args:
-        fabric: where.
+        fabric: the rows' fabric.
         job: index into `job_ids` of each row, shape (n,).
         block: MEASUREMENT, shape (n,).
-        at_s: Unix time, of all of them; its day (UTC) is the partition.
-        signer: key of whoever measured them; None: nobody signs.
+        at_s: Unix time of all rows; its day (UTC) is the partition.
+        signer: the contributor's key; None: the object is unsigned.
 
     Returns:
-        The object; the same rows give the same one.
+        The object; equal rows give equal objects.
     """
     order = np.lexsort([*(block[name] for name in _SORTED_BY), job])
     block, job = block[order], job[order]
@@ -184,18 +184,18 @@ _NUMPY: Final = {"duration_us": np.float64, "is_default": np.bool_}
 
 
 def folder_of(fabric_id: str, at_s: int) -> str:
-    """The partition that rows of a fabric and a moment (Unix time) belong to."""
+    """The partition for rows of a fabric and a Unix time."""
     day = datetime.fromtimestamp(at_s, timezone.utc).date().isoformat()
     return f"{fabric_folder(fabric_id)}/day={day}"
 
 
 def fabric_folder(fabric_id: str) -> str:
-    """Where all objects of a fabric lie."""
+    """The folder of all objects of a fabric."""
     return f"v{VERSION}/fabric={_quoted(fabric_id)}"
 
 
 def decoding() -> Decoding:
-    """The process in which objects are decoded; for one thread, and many objects."""
+    """The process that decodes objects; for one thread and many objects."""
     return Decoding(f"{__name__}:checked", memory_mib=MEMORY_MIB, seconds=DECODE_S, most_bytes=2 * MAX_UNPACKED_BYTES)
 
 
@@ -205,15 +205,15 @@ atexit.register(_shared.close)
 
 
 def unpack(path: str, data: bytes, decode: Decoding | None = None) -> Unpacked:
-    """What is in an object that was found.
+    """The content of an object from others.
 
     Args:
-        path: where it was found, below the URL.
+        path: its path below the URL.
         data: its bytes.
-        decode: where it is decoded; None: in one process for all such calls.
+        decode: the decoding process; None: one that all such calls share.
 
     Returns:
-        Its rows, and whose and of what they are.
+        Its rows, with their contributor and fabric.
 
     Raises:
         NotOurs: its name is not the hash of its bytes, it is damaged, too large, of another version, or has a wrong
@@ -241,7 +241,7 @@ def checked(path: str, data: bytes) -> bytes:
     """An object as an Arrow stream, its texts as dictionaries and its fabric's facts beside them.
 
     Raises:
-        NotOurs: it is not believed.
+        NotOurs: it is refused.
     """
     try:
         file = pyarrow.parquet.ParquetFile(io.BytesIO(data))
@@ -253,7 +253,7 @@ def checked(path: str, data: bytes) -> bytes:
             raise NotOurs(f"it has {n_rows:,} rows")
         if len(described := marks.get(_FACTS, b"{}")) > MAX_FACTS_BYTES:
             raise NotOurs(f"it describes its fabric in {len(described):,} bytes")
-        # One long text may stand in every row, and takes next to nothing in a file: dictionaries first.
+        # A long text repeated in every row is small in a file, so dictionaries are checked first.
         file = pyarrow.parquet.ParquetFile(io.BytesIO(data), read_dictionary=list(_TEXTS))
         table = file.read(use_threads=False)
         _refuse_texts(table)
@@ -284,10 +284,10 @@ def checked(path: str, data: bytes) -> bytes:
 
 
 def _content(table: pyarrow.Table, marks: Mapping[bytes, bytes]) -> bytes:
-    """Digest of rows without empty cells, what they are of, and who says so; how Parquet or Arrow keep them is no part.
+    """Digest of rows without empty cells, their fabric and contributor, independent of Parquet and Arrow.
 
-    Of each part the number of its bytes and these: the facts, what the contributor is called, and the columns in their
-    order. Numbers are little-endian; texts those that occur, sorted, as JSON, and each row's place among them.
+    Each part is its number of bytes and the bytes. Parts are the facts, the contributor's name, and the columns in
+    order. Numbers are little-endian; texts are a sorted JSON list of distinct texts, and each row's index in it.
     """
     found = hashlib.sha256()
 
@@ -309,17 +309,17 @@ def _content(table: pyarrow.Table, marks: Mapping[bytes, bytes]) -> bytes:
         else:
             numbers = column.to_numpy()
         if numbers.dtype.kind == "f":
-            numbers = np.where(np.isnan(numbers), np.nan, numbers)  # there are many, and Parquet keeps one
+            numbers = np.where(np.isnan(numbers), np.nan, numbers)  # NaN has many encodings, and Parquet keeps one
         add(numbers.astype(numbers.dtype.newbyteorder("<")).tobytes())
     return found.digest()
 
 
 def _refuse_texts(table: pyarrow.Table) -> None:
-    """See that an object's texts, in full, take no more than a table may."""
+    """Refuse an object whose unpacked texts take more than a table may."""
     n_bytes = 0
     for name in _TEXTS:
         for dictionary in (chunk.dictionary for chunk in table[name].chunks):
-            dictionary.validate(full=True)  # text that is no text
+            dictionary.validate(full=True)  # refuses invalid text
             if (pyarrow.compute.max(pyarrow.compute.utf8_length(dictionary)).as_py() or 0) > MAX_TEXT:
                 raise NotOurs(f"it has a {name} of more than {MAX_TEXT} characters")
             n_bytes += table.num_rows * (pyarrow.compute.max(pyarrow.compute.binary_length(dictionary)).as_py() or 0)
@@ -329,7 +329,7 @@ def _refuse_texts(table: pyarrow.Table) -> None:
 
 
 def _facts(found: object) -> dict[str, str | int | float | bool]:
-    """What may go into a book of a fabric's description."""
+    """The part of a fabric's description that books may have."""
     if not isinstance(found, dict) or len(found) > MAX_FACTS:
         raise NotOurs("it does not describe its fabric")
     return {name: value for name, value in found.items() if _is_fact(name) and _is_fact(value)}

@@ -1,4 +1,4 @@
-"""`zerotune store book show | diff`: a book by URL, its winners as tables, and what changed from one to another."""
+"""`zerotune store book show | diff`: reads books by URL, prints winners as tables, and compares two books."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_book(url: str, verifier: Verifier | None = None) -> Book:
     """The book at a path or URL.
 
     Args:
-        verifier: whose signature it must have; None: signatures are not looked at.
+        verifier: checks its signature; None: signatures are not checked.
 
     Raises:
         BookError: it cannot be read, or `opened` refuses it.
@@ -45,7 +45,7 @@ def read_book(url: str, verifier: Verifier | None = None) -> Book:
 
 
 class Difference(NamedTuple):
-    """A key at which two books name other winners; None: NCCL's own choice."""
+    """A key at which two books have different winners; None: NCCL's own choice."""
 
     before: Cell | None
     after: Cell | None
@@ -61,7 +61,7 @@ def differences(before: Book, after: Book) -> Iterator[Difference]:
 
 
 def to_json(book: Book) -> dict[str, Any]:
-    """All of a book, for scripts."""
+    """A whole book as JSON, for scripts."""
     import msgspec
 
     kinds = {"fabrics": book.fabrics, "contributors": book.contributors, "skipped": book.skipped, "cells": book.cells}
@@ -74,7 +74,7 @@ def to_json(book: Book) -> dict[str, Any]:
 
 
 def render(book: Book, console: Console, fabric_id: str | None = None, *, is_checked: bool = False) -> None:
-    """Print a book's origin, who was set aside, and its winners by fabric.
+    """Print a book's origin, contributors that were set aside, and its winners by fabric.
 
     Args:
         fabric_id: only this fabric's; None: all.
@@ -153,16 +153,16 @@ def render_differences(found: list[Difference], console: Console) -> None:
 
 
 def plan_rows(book: Book, name: str, fabric_id: str | None = None) -> tuple[str, tuple[PlanRow, ...]]:
-    """What wins on one fabric, as rows of a plan.
+    """The winners on one fabric as rows of a plan.
 
     Args:
-        fabric_id: of the fabric; None: the only one with winners.
+        fabric_id: the fabric; None: the only one with winners.
 
     Returns:
         The fabric's id, and the rows.
 
     Raises:
-        UserError: nothing wins there, or it is not clear where.
+        UserError: no setting wins there, or several fabrics have winners.
     """
     wanted = _one_fabric(book.winners(), shown(name), fabric_id)
     rows = [
@@ -178,16 +178,16 @@ def plan_rows(book: Book, name: str, fabric_id: str | None = None) -> tuple[str,
 def default_rows(
     book: Book, name: str, fabric_id: str | None = None
 ) -> tuple[dict[str, str | int | float | bool], NDArray[np.void]]:
-    """What NCCL's own choices take on one fabric, a row for each size class of a collective.
+    """Times of NCCL's own choices on one fabric, in a row for each size class of a collective.
 
     Args:
-        fabric_id: of the fabric; None: the only one.
+        fabric_id: the fabric; None: the only one.
 
     Returns:
         The fabric's description, and MEASUREMENT, shape (n,), message bytes in the middle of their class.
 
     Raises:
-        UserError: there is nothing of that fabric, or it is not clear which.
+        UserError: the book has nothing of that fabric, or has several fabrics.
     """
     defaults = [one for one in book.cells if one.is_default]
     wanted = _one_fabric(defaults, shown(name), fabric_id)
@@ -212,7 +212,7 @@ def _one_fabric(cells: Iterable[Cell], name: str, fabric_id: str | None) -> str:
 
 
 def percent(gain: float | None) -> str:
-    """A gain (log) as the share of time that it saves."""
+    """A gain (log) as the saved share of time."""
     return "" if gain is None else f"{-100.0 * math.expm1(-gain):.1f} %"
 
 

@@ -1,4 +1,4 @@
-"""The book that a daemon reads: fetched by a thread of its own, and believed only with the pinned key's signature."""
+"""The book that a daemon reads: a separate thread fetches it, and it needs the pinned key's signature."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _log = logging.getLogger("zerotune.fleet")
 
 READ_EVERY_S: Final = 600.0
 FIRST_READ_S: Final = 5.0
-"""So long what is known of a fabric is not told without the book: else a job tries other settings before the book's."""
+"""Longest wait for the first book: without it, a job would first try other settings than the book's."""
 
 MAX_PIN_BYTES: Final = 2**20
 
 Told = dict[DecisionKey, tuple[Candidate, float, float]]
-"""By key the setting that won elsewhere, its gain (log), and the standard deviation of that."""
+"""By key: the winning setting on other nodes, its gain (log), and the gain's standard deviation."""
 
 
 class _Pin:
-    """When the newest books were made that this user's daemons believed by one key: none goes back.
+    """Dates of the newest accepted books of one key, so that this user's daemons never accept older ones.
 
-    Books of one key are told apart by where they are read, and by the fleet that they say they are of. Either alone is
-    spelled by somebody: a book is refused if it is older than the newest by either name.
+    Books of one key are distinguished by their path or URL, and by the fleet that they name. Others may choose either
+    name, so a book is refused if it is older than the newest book by either.
     """
 
     def __init__(self, key: str, read_at: str) -> None:
@@ -47,15 +47,15 @@ class _Pin:
         self._made_at_s: dict[str, int] = {}
 
     def newest(self, fleet: str) -> int:
-        """0: no book of it was believed yet."""
-        with contextlib.suppress(OSError, ValueError):  # none was kept yet, or the file is damaged
+        """Date of the newest accepted book; 0: there is none."""
+        with contextlib.suppress(OSError, ValueError):  # the file is missing or damaged
             data = read_file(self._path, MAX_PIN_BYTES, owner=os.getuid(), follow=False)
             for name, made_at_s in msgspec.json.decode(data, type=dict[str, int]).items():
                 self._note(name, made_at_s)
         return max(self._made_at_s.get(_named(name), 0) for name in (fleet, self._read_at))
 
     def keep(self, fleet: str, made_at_s: int) -> None:
-        """Remember it, also for the next daemon if that can be written down."""
+        """Remember the date, and write it for the next daemon if possible."""
         for name in (fleet, self._read_at):
             self._note(name, made_at_s)
         try:
@@ -74,18 +74,18 @@ def _named(url: str) -> str:
 
 
 class Shelf:
-    """Owns thread `zerotune-book`: holds the newest book that was believed; a bad one changes nothing but the log.
+    """Owns thread `zerotune-book`, and has the newest accepted book; a refused book is only logged.
 
     Args:
-        verifier: whose signature it must have.
+        verifier: checks its signature.
     """
 
     def __init__(self, url: str, verifier: Verifier, read_every_s: float = READ_EVERY_S) -> None:
         self.url = shown(url)
         self.error = ""
-        """Why the last one was not believed; empty: it was."""
+        """Why the last book was refused; empty: it was accepted."""
         self.on_news: Callable[[], None] = lambda: None
-        """Called on this thread when another book is there."""
+        """Called on this thread when there is a new book."""
         self._url, self._verifier, self._read_every_s = url, verifier, read_every_s
         self._pin = _Pin(verifier.public_hex, self.url)
         self._book: Book | None = None
@@ -98,17 +98,17 @@ class Shelf:
         threading.Thread(target=self._run, name="zerotune-book", daemon=True).start()
 
     def close(self) -> None:
-        """Read no more; a URL that does not answer is not waited for."""
+        """Stop reading, without waiting for a URL that does not answer."""
         self._closing.set()
         self._was_read.set()
 
     @property
     def n_winners(self) -> int:
-        """Settings that the book calls better than NCCL's own choice."""
+        """Settings that are better than NCCL's own choice by the book."""
         return 0 if self._book is None else sum(1 for _ in self._book.winners())
 
     def told(self, fabric_id: str) -> Told:
-        """What the book says of a fabric; empty as long as none was believed.
+        """The book's winners on a fabric; empty if no book was accepted yet.
 
         Waits for the first reading, but no longer than FIRST_READ_S.
         """

@@ -1,4 +1,4 @@
-"""Keys of books and of contributors: ed25519, as PEM files that openssl reads, too."""
+"""Keys of books and of contributors: ed25519, as PEM files that openssl can read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ...store.private_folders import make_private, refuse_open_folder
 _MAX_BYTES: Final = 4096
 _MAX_LIST_BYTES: Final = 2**24
 _MAX_NAME: Final = 253
-"""Characters."""
+"""Characters of a contributor's name."""
 _A_LINE: Final = "write in each line the 64 hexadecimal digits that `zerotune status` shows, and a name behind them"
 _HEX: Final = re.compile("[0-9a-fA-F]{64}")
 
@@ -42,7 +42,7 @@ class Signer:
         """The key in a PEM file.
 
         Raises:
-            UserError: there is none, or others may read it.
+            UserError: there is no key, or others may read it.
         """
         try:
             if path.stat().st_mode & 0o077:
@@ -57,10 +57,10 @@ class Signer:
 
     @classmethod
     def kept(cls, path: Path, elsewhere: str) -> Signer:
-        """The key that a program keeps for itself, made when it is first wanted.
+        """The key that a program keeps for itself, made at its first use.
 
         Args:
-            elsewhere: how to name another, for the remedy.
+            elsewhere: how to name another path, for the remedy.
 
         Raises:
             UserError: it cannot be made, is no key, or others could read it or have put it there.
@@ -94,10 +94,10 @@ class Verifier:
 
     @classmethod
     def of(cls, text: str) -> Verifier:
-        """A key by the path of its PEM file, or as 64 hexadecimal digits.
+        """A key from its PEM file's path, or from 64 hexadecimal digits.
 
         Raises:
-            UserError: it is none.
+            UserError: the text is no key.
         """
         if _HEX.fullmatch(text):
             return cls(Ed25519PublicKey.from_public_bytes(bytes.fromhex(text)))
@@ -119,13 +119,13 @@ class Verifier:
         """Whether this very key signed the data.
 
         Args:
-            key: that claims to have signed it, in hexadecimal.
+            key: the claimed key, in hexadecimal.
         """
         return key.lower() == self.public_hex and is_signed(self.public_hex, signature, data)
 
 
 def is_key(text: str) -> bool:
-    """Whether a text is a public key as we write it: one key has one spelling."""
+    """Whether a text is a public key in our spelling, the only one that we accept."""
     return re.fullmatch("[0-9a-f]{64}", text) is not None
 
 
@@ -139,10 +139,10 @@ def is_signed(key: str, signature: str, data: bytes) -> bool:
 
 
 def listed_keys(path: Path) -> dict[str, str]:
-    """A list of contributors: in each line a public key, and a name behind it; from # on a line says nothing.
+    """A list of contributors: each line has a public key and a name; # begins a comment.
 
     Returns:
-        Names by key, as `is_key` spells it.
+        Names by key, in the spelling of `is_key`.
 
     Raises:
         UserError: it cannot be read, or a line has no key.
@@ -169,7 +169,7 @@ def make_key(path: Path) -> str:
         The public key, 64 hexadecimal digits.
 
     Raises:
-        UserError: one of them exists, or cannot be written.
+        UserError: one of the files exists, or cannot be written.
     """
     try:
         return _write_key(path)
@@ -183,7 +183,7 @@ def _write_key(path: Path) -> str:
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     for file, content, mode in ((path, private, 0o600), (public_path(path), public, 0o644)):
-        # Under another name first: half a key, after a crash, would be in the way for ever.
+        # Written under another name first: after a crash, an incomplete key would block the name for ever.
         with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.") as partial:
             partial.write(content)
             partial.flush()
@@ -194,7 +194,7 @@ def _write_key(path: Path) -> str:
 
 
 def public_path(path: Path) -> Path:
-    """Where the public key of a private one is."""
+    """Path of a private key's public key."""
     return path.with_name(path.name + ".pub")
 
 

@@ -1,4 +1,4 @@
-"""Files below a URL: a directory, or whatever fsspec knows (s3://, gs://, memory://; https:// to read)."""
+"""Files below a URL: a directory, or a protocol of fsspec (s3://, gs://, memory://; https:// only to read)."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from ...store.foreign.regular_file import begin_of
 
 READ_ONLY: Final = ("http", "https")
 WEB_S: Final = 60.0
-"""One answer of a web server takes so long at most."""
+"""Longest wait for one answer of a web server."""
 DEEPEST: Final = 4
-"""Folders below which nothing of ours lies: version, fabric, day."""
+"""Depth of our folders: version, fabric, day."""
 
 
 class IrregularError(Exception):
-    """What lies there is no regular file; the text says so."""
+    """The path is no regular file."""
 
 
 class Storage:
-    """One folder of objects. Nothing is opened before the first read or write, which may be slow, and may fail.
+    """One folder of objects. The first read or write opens it, and may be slow or fail.
 
     Raises:
-        UserError: no such protocol is installed, or it can only be read where `writes`.
+        UserError: no such protocol is installed, or it is read-only although `writes`.
     """
 
     def __init__(self, url: str, *, writes: bool = False) -> None:
@@ -52,7 +52,7 @@ class Storage:
         self._found: tuple[Any, str] | None = None
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a file that nobody may write over; nothing is done where it is there already.
+        """Write a file that is never overwritten; does nothing if it exists.
 
         Raises:
             Exception: whatever the file system raises.
@@ -65,16 +65,16 @@ class Storage:
         with contextlib.suppress(FileExistsError):
             if (
                 not files.async_impl
-            ):  # those are object stores: without folders, and no bucket is made for a typing error
+            ):  # object stores have no folders, and a typing error must not make a bucket
                 files.makedirs(posixpath.dirname(whole), exist_ok=True)
             if not files.exists(whole):
-                files.pipe_file(whole, data)  # whole or not at all; the same bytes by whoever was quicker
+                files.pipe_file(whole, data)  # complete or not at all; any other writer writes the same bytes
 
     def read(self, path: str, max_bytes: int) -> bytes:
-        """A file; of a larger one the first `max_bytes` + 1 bytes.
+        """A file's bytes; if it is larger, its first `max_bytes` + 1 bytes.
 
         Raises:
-            IrregularError: it is a pipe, a device or a folder, of which no end may come.
+            IrregularError: it is a pipe, a device or a folder, which may be endless.
             Exception: whatever the file system raises.
         """
         files, root = self._open()
@@ -99,7 +99,7 @@ class Storage:
         return files.open(self._below(root, path), "rb")
 
     def walk(self, below: str) -> Iterator[str]:
-        """Paths of all files below a folder, sorted; none where there is no such folder. Hidden ones are left out.
+        """Paths of all files below a folder, sorted, without hidden ones; none if there is no such folder.
 
         Raises:
             Exception: whatever the file system raises.
@@ -110,7 +110,7 @@ class Storage:
             return
         with contextlib.suppress(FileNotFoundError):
             files.invalidate_cache()
-            # A web server's folders are walked one by one; object stores list all at once.
+            # A web server's folders are listed one by one; object stores list all at once.
             for path in sorted(files.find(self._below(root, below), maxdepth=DEEPEST if self._is_web else None)):
                 if not posixpath.basename(path).startswith("."):
                     found = posixpath.relpath(path, root)
@@ -136,12 +136,12 @@ def _options(is_web: bool) -> dict[str, Any]:
 
 
 def shown(url: str) -> str:
-    """A URL without what may be secret in it."""
+    """A URL without parts that may be secret."""
     return re.sub(r"(?<=://)[^/@]*@", "...@", url).partition("?")[0]
 
 
 def _files_below(root: Path, below: str) -> Iterator[str]:
-    """Links to folders are not followed, which may lead in circles."""
+    """Files below a folder, without following links to folders, which may form cycles."""
     for folder, _, names in os.walk(root / below):
         for name in names:
             if not name.startswith("."):
@@ -149,7 +149,7 @@ def _files_below(root: Path, below: str) -> Iterator[str]:
 
 
 def _put_local(path: Path, data: bytes) -> None:
-    """Under another name first: a crash must leave no half of it under the name of the whole, for ever."""
+    """Write under another name first, so that a crash leaves no incomplete file under the final name."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

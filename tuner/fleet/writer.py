@@ -1,7 +1,7 @@
-"""A daemon's measurements on their way to the fleet: gathered in memory, written by a thread of its own.
+"""Sends a daemon's measurements to the fleet: collects them in memory, and writes them on a separate thread.
 
-`measured` only queues, and drops what finds no room. While the URL is slow or fails, nothing else waits for it: the
-node works from its own store, and what is lost is counted.
+`measured` only queues, and drops rows beyond the limit. If the URL is slow or fails, nothing else waits for it: the
+node works from its own store, and lost rows are counted.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .storage import Storage, shown
 _log = logging.getLogger("zerotune.fleet")
 
 WRITE_EVERY_S: Final = 60.0
-"""Rows are gathered for so long: a thousand nodes write 17 objects a second then."""
+"""Time of collecting rows: a thousand nodes then write 17 objects a second."""
 ROWS_PER_OBJECT: Final = 200_000
-"""With so many they are written at once."""
+"""Number of rows that are written at once."""
 MAX_WAITING_ROWS: Final = 500_000
-"""In memory, some 30 MB; further ones are lost."""
+"""Most rows in memory, some 30 MB; further rows are lost."""
 FIRST_RETRY_S: Final = 1.0
 LAST_RETRY_S: Final = 300.0
 CLOSE_S: Final = 5.0
-"""When the daemon ends, what waits has so long."""
+"""Time to write waiting rows when the daemon ends."""
 
 
 class _Rows(NamedTuple):
@@ -46,9 +46,9 @@ class FleetWriter:
     """Owns thread `zerotune-fleet`: writes below one URL; `measured`, for any thread, never blocks or raises.
 
     Args:
-        storage: where to.
-        contributor: what people call whoever writes, such as the node's name.
-        signer: its key, which says who that is; the same for as long as the machine is.
+        storage: the target.
+        contributor: the contributor's name, such as the node's.
+        signer: the contributor's key, which identifies it; a machine always uses the same key.
         clock: seconds since the epoch.
     """
 
@@ -75,7 +75,7 @@ class FleetWriter:
 
     @property
     def state(self) -> FleetState:
-        """How it goes, for `zerotune status`."""
+        """State of writing, for `zerotune status`."""
         with self._changed:
             return FleetState(
                 url=shown(self._storage.url),
@@ -93,10 +93,10 @@ class FleetWriter:
     def measured(
         self, fabric_id: str, facts: Mapping[str, str | int | float | bool], job_id: str, block: NDArray[np.void]
     ) -> None:
-        """Queue what was measured here.
+        """Queue measurements of this node.
 
         Args:
-            job_id: by which job.
+            job_id: the job that measured them.
             block: MEASUREMENT, shape (n,); copied.
         """
         is_shared = (block["source"] == Source.live) & (block["outcome"] == Outcome.ok)
@@ -113,7 +113,7 @@ class FleetWriter:
                     self._changed.notify_all()
 
     def close(self) -> None:
-        """Write what waits, as far as that can be done soon; the rest is lost. May be called twice."""
+        """Write waiting rows for at most CLOSE_S; the rest is lost. May be called twice."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -143,7 +143,7 @@ class FleetWriter:
         return not self._is_failing and self._n_waiting >= ROWS_PER_OBJECT
 
     def _write_all(self) -> bool:
-        """Write what waits, object by object; False where one could not be written."""
+        """Write waiting rows object by object; False if one could not be written."""
         while rows := self._next_rows():
             n_rows = sum(len(one.block) for one in rows)
             try:
@@ -159,7 +159,7 @@ class FleetWriter:
         return True
 
     def _next_rows(self) -> list[_Rows]:
-        """Rows of one fabric, and no more than an object may hold."""
+        """Waiting rows of one fabric, up to an object's limit."""
         rows: list[_Rows] = []
         n_rows = 0
         with self._changed:
@@ -180,13 +180,13 @@ class FleetWriter:
             _log.warning("%s is written again", shown(self._storage.url))
 
     def _failed(self, rows: list[_Rows], n_rows: int, error: Exception) -> None:
-        """They go back in front, for the next attempt."""
+        """Put rows back to the front, for the next attempt."""
         with self._changed:
             was_failing, self._is_failing = self._is_failing, True
             self._error = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             if not was_failing:
                 self._failed_at_s = time.monotonic()
-            if self._n_waiting:  # else the daemon has ended meanwhile
+            if self._n_waiting:  # otherwise the daemon has ended meanwhile
                 self._waiting.extendleft(reversed(rows))
         if not was_failing:
             _log.warning(

@@ -1,4 +1,4 @@
-"""`zerotune predict`: what a job that began now would run, by node count and size, and why."""
+"""`zerotune predict`: the settings that a new job would run, by node count and size, with reasons."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _SIZES: Final = tuple(1 << place for place in range(10, 31))
 
 
 class Ground(str, Enum):
-    """Why a setting runs."""
+    """The reason for a setting."""
 
     proven = "proven"
     """Earlier jobs on this fabric measured it to be faster than the baseline."""
     leads = "leads"
-    """They believe it to be faster, and have not proved it: it runs in most steps."""
+    """Earlier jobs expect it to be faster without proof: it runs in most steps."""
     nccl = "nccl"
     """Nothing known is faster: NCCL's own choice."""
 
 
 class TableEntry(msgspec.Struct, frozen=True):
-    """What runs from the first step on, for one call; what is tried out later is not foretold."""
+    """The setting of one call from the first step on; later trials are not predicted."""
 
     collective: str
     phase: str
@@ -57,22 +57,22 @@ class TableEntry(msgspec.Struct, frozen=True):
     n_ranks: int
     message_bytes: int
     setting: str
-    """With ground `nccl` what NCCL's cost model chooses; `baseline` where its topology is unknown."""
+    """With ground `nccl`, the choice of NCCL's cost model; `baseline` if NCCL's topology is unknown."""
     ground: Ground
     reason: str
     expected_us: float | None
-    """Of the setting; None: nothing is known."""
+    """Expected time of the setting; None: unknown."""
     is_measured: bool
     """Whether this fabric's jobs measured the setting at this key; else `expected_us` is a prediction."""
     nccl_us: float | None
-    """Expected of NCCL's own choice; None: nothing is known."""
+    """Expected time of NCCL's own choice; None: unknown."""
     cheapest: str
-    """The candidate with the least expected time, which exploring would look at; `baseline` where that is NCCL's."""
+    """The candidate with the least expected time, a subject for exploring; `baseline` if that is NCCL's."""
     cheapest_us: float | None
 
 
 class ChoiceTable(msgspec.Struct, frozen=True):
-    """The entries of one fabric, and what was assumed."""
+    """The entries of one fabric, and the assumptions."""
 
     fabric_id: str
     emulated: str
@@ -92,22 +92,22 @@ def choice_table(
     collectives: Sequence[Collective],
     ranks_per_node: int | None = None,
 ) -> ChoiceTable:
-    """What would be chosen on a fabric.
+    """The settings that would be chosen on a fabric.
 
     Args:
-        store_path: the SQLite file with what earlier jobs measured; may be missing where `fabric` is given.
+        store_path: the SQLite file with earlier jobs' measurements; it may be missing if `fabric` is given.
         fabric: name or path of a fabric file; None: the fabric of the newest job.
         nodes: node counts; None: 1, 2, 4 and 8, or those of a fabric file that describes no network.
-        sizes_bytes: NCCL's nBytes; None: doubling from 1 KiB to 1 GiB, and the least of each other size class that was
-            measured.
-        ranks_per_node: None: as the jobs had, or else as the fabric file says.
+        sizes_bytes: NCCL's nBytes; None: doubling from 1 KiB to 1 GiB, and the smallest size of each other measured
+            size class.
+        ranks_per_node: None: that of the jobs, or else of the fabric file.
 
     Returns:
-        One entry per collective, phase that was measured, node count (without a lone rank) and size.
+        One entry per collective, measured phase, node count and size; a single rank has none.
 
     Raises:
-        UserError: there is no job, the fabric has no network, or a node not so many ranks, or nobody
-            says how many it has, or there is one rank only.
+        UserError: there is no job, the fabric has no network, a node has fewer ranks, the ranks of a node are unknown,
+            or there is only one rank.
         FabricError: there is no such fabric.
         StoreError: the store cannot be read.
     """
@@ -225,7 +225,7 @@ def _why_nccl(measured: Mapping[Candidate, MeasuredSetting]) -> str:
 
 
 def _same_file(name: str, fabric_id: str) -> Fabric | None:
-    """The fabric file that the jobs ran on; None: there was none, or it has changed since."""
+    """The fabric file that the jobs ran on; None: they had none, or it has changed since."""
     if not name:
         return None
     try:
@@ -236,5 +236,5 @@ def _same_file(name: str, fabric_id: str) -> Fabric | None:
 
 
 def _ranks_per_node(lines: Sequence[CandidateStatistics]) -> int:
-    """Of the largest communicator that was measured; 0: none was."""
+    """Ranks per node of the largest measured communicator; 0: none was measured."""
     return max((one.key.communicator.n_ranks // one.key.communicator.n_nodes for one in lines), default=0)

@@ -1,4 +1,4 @@
-"""`zerotune predict` on a terminal: sizes down, node counts across."""
+"""Prints `zerotune predict`: rows are sizes, columns are node counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decided setting against NCCL's own choice: by what was measured, and by predictions only where nothing was."""
+"""Compares a decided setting with NCCL's own choice, by measurements, or by predictions if there are none."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Comparison(NamedTuple):
     """One decision's setting and NCCL's own choice, both times from the same source."""
 
     own: Candidate | None
-    """The setting that NCCL chose by itself most often; None where that was not seen."""
+    """The setting that NCCL chose most often; None if that was not observed."""
     own_us: float | None
     us: float | None
     is_measured: bool
 
     @property
     def change_percent(self) -> float | None:
-        """Change of time: negative is faster; None where one side is unknown."""
+        """Change of time: negative is faster; None if one side is unknown."""
         return 100 * (self.us / self.own_us - 1) if self.us is not None and self.own_us else None
 
     def __str__(self) -> str:
-        """The change as text; empty where it is unknown."""
+        """The change as text; empty if it is unknown."""
         if self.change_percent is None:
             return ""
         return faster(self.change_percent) + ("" if self.is_measured else " predicted")
@@ -39,7 +39,7 @@ def compare(decision: Decision, here: Medians, everywhere: Medians) -> Compariso
     measurements, the decision's predictions.
 
     Returns:
-        Both times, from one source; None where no source has them.
+        Both times, from one source; None if no source has them.
     """
     own = None
     weighed = alternatives_of(decision)

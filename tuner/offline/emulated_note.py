@@ -1,4 +1,4 @@
-"""What every table of emulated times says of them."""
+"""The note of every table with emulated times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was learned, for use elsewhere: our plan file, other tuners' tables, measurements as CSV or Parquet."""
+"""Exports a job's results: our plan file, other tuners' tables, measurements as CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ _SUFFIXES: Final = {
     ".env": ("environment",),
     **dict.fromkeys((".xls", ".xlsx", ".ods", ".db", ".sqlite", ".html", ".zip"), ()),
 }
-"""Suffixes that promise a format -> what is written in it."""
+"""Suffixes of formats -> the exports that are written in them."""
 _STRICT: Final = ("measurements", "chrome")
-"""Other programs choose how to read these by their suffix: none is taken that is not known."""
+"""Other programs choose a reader for these by the suffix, so unknown suffixes are refused."""
 
 
 def check_suffix(out: Path, to: str) -> None:
-    """Refuse a name that promises another format than what would be in the file.
+    """Refuse a file name whose suffix belongs to another format.
 
     Raises:
-        UserError: it does.
+        UserError: the suffix does not fit.
     """
     suffix = out.suffix.lower()
     fitting = [one for one, formats in _SUFFIXES.items() if to in formats]
@@ -63,12 +63,12 @@ def check_suffix(out: Path, to: str) -> None:
 
 
 def learned_plan(store: Store, job_id: str | None = None) -> tuple[PlanFile, list[str]]:
-    """The plan that follows from the decisions of `job_id`, and remarks: what it leaves out, and why.
+    """The plan from the decisions of `job_id`, and remarks on what it leaves out.
 
-    When `job_id` is None, of the newest job that adopted a plan, or else of the newest with decisions.
+    If `job_id` is None, the job is the newest that adopted a plan, or else the newest with decisions.
 
     Raises:
-        UserError: there is no such job, or nothing that it decided came into force.
+        UserError: there is no such job, or none of its decisions came into force.
     """
     jobs = {job.job_id: job for job in store.jobs()}
     if job_id is not None:
@@ -132,7 +132,7 @@ def _remarks(file: PlanFile, n_newer: int, n_left_out: int, n_leads: int) -> lis
 
 
 def plan_of(decisions: Iterable[Decision]) -> Plan:
-    """What is proven at every key as plan rows; neighbouring size classes of one setting become one row."""
+    """Proven settings as plan rows; neighbouring size classes with one setting become one row."""
     settled = proven_decisions(decisions)
     rows: list[PlanRow] = []
     for key in sorted(settled):
@@ -196,7 +196,7 @@ def export_table(to: str, store_path: Path, out: Path, job_id: str | None = None
 
 
 def export_measurements(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
-    """Write measurements with names in place of numbers, as Parquet where `out` ends in .parquet, else as CSV.
+    """Write measurements with names instead of numbers, as Parquet if `out` ends in .parquet, else as CSV.
 
     Unknown values are empty in CSV and null in Parquet. Each row names its job and its fabric.
 
@@ -238,7 +238,7 @@ _ENUMS: Final = {
 
 _OF_JOB: Final = ("job_id", "fabric_id")
 _FORMULA: Final = re.compile("(^|[;,|\t])(?=[ ]*[=+@\t\r\n\uff1d\uff0b\uff0d\uff20-])")
-"""Full-width ones among them, which East Asian spreadsheets take, too."""
+"""Includes full-width characters, which East Asian spreadsheets accept, too."""
 
 
 def _columns(found: NDArray[Any], job_id: str, fabric_id: str) -> dict[str, list[Any]]:
@@ -247,9 +247,9 @@ def _columns(found: NDArray[Any], job_id: str, fabric_id: str) -> dict[str, list
 
 
 def _no_formula(cell: Any) -> Any:
-    """A cell as spreadsheets show it: what begins as a formula gets the apostrophe that makes it text.
+    """A cell for spreadsheets: an apostrophe makes text of anything that begins like a formula.
 
-    Also behind what some of them take for the end of a cell.
+    This also applies behind characters that some spreadsheets read as the end of a cell.
     """
     return _FORMULA.sub(r"\1'", cell) if isinstance(cell, str) else cell
 
@@ -285,7 +285,7 @@ def _write_parquet(blocks: Iterable[dict[str, list[Any]]], out: Path) -> int:
         raise UserError(
             "Parquet needs pyarrow, which is not installed", "pip install 'zerotune[parquet]', or name a .csv file"
         ) from error
-    # Names repeat: a dictionary stores each once.
+    # Names repeat, so a dictionary stores each once.
     name = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
     numbers = {"f": pyarrow.float64(), "i": pyarrow.int64(), "u": pyarrow.int64(), "b": pyarrow.bool_()}
     types = {one: name if one in _ENUMS else numbers[MEASUREMENT[one].kind] for one in MEASUREMENT.names or ()}

@@ -1,4 +1,4 @@
-"""`zerotune advise --memory`: what each ZeRO stage needs, by zerotune.tuner.advice.zero_formulas, as tables."""
+"""`zerotune advise --memory`: tables of each ZeRO stage's needs, by zerotune.tuner.advice.zero_formulas."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parse_parameters(text: str) -> float:
 
 
 class StageNeeds(msgspec.Struct, frozen=True):
-    """What one stage of ZeRO needs of each rank."""
+    """The needs of one ZeRO stage on each rank."""
 
     stage: int
     name: str
@@ -53,7 +53,7 @@ class StageNeeds(msgspec.Struct, frozen=True):
 
 
 class ModelNeeds(msgspec.Struct, frozen=True):
-    """What a model needs under each stage."""
+    """A model's needs under each stage."""
 
     model: str
     n_parameters: float
@@ -77,7 +77,7 @@ def model_needs(model: str, n_ranks: int, precision: str, optimizer: str) -> Mod
         The needs of all stages, in bytes.
 
     Raises:
-        UserError: a value that the analysis does not know.
+        UserError: the analysis does not know a value.
     """
     n_parameters = shape_of_config(Path(model)).n_parameters if is_config(model) else parse_parameters(model)
     try:
@@ -106,7 +106,7 @@ def _stage_needs(stage: int, n_parameters: float, n_ranks: int, precision: str, 
 
 
 def render_model(needs: ModelNeeds, console: Console) -> None:
-    """Print what a model needs."""
+    """Print a model's needs."""
     ranks = "1 rank" if needs.n_ranks == 1 else f"{needs.n_ranks:,} ranks"
     size = f": {in_words(needs.n_parameters)}" if is_config(needs.model) else ""
     named = f"{needs.model}{size} parameters"

@@ -1,8 +1,7 @@
-"""`zerotune advise --memory --overlap`: up to how many ranks a layer's gather hides behind the layer before it.
+"""`zerotune advise --memory --overlap`: the number of ranks up to which a layer's gather hides behind computation.
 
-A ring's latency grows with every rank, computation does not, so at some number of ranks stage 3 stops overlapping.
-Times are NCCL's own cost model's on the topology that a fabric file states, its number of nodes extended; nothing
-is measured here.
+A ring's latency grows with every rank and computation does not, so stage 3 stops overlapping at some number of ranks.
+Times come from NCCL's own cost model on a fabric file's topology, extended to more nodes. Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _ELEMENT_BYTES = 2  # bf16
 
 @dataclass(frozen=True)
 class Gather:
-    """One layer's all-gather: what NCCL chooses for it, and how long NCCL's model predicts it takes."""
+    """One layer's all-gather: NCCL's choice and its model's predicted time."""
 
     chosen: Candidate
     cost_us: float
@@ -33,7 +32,7 @@ def gather(machine: fabric.Fabric, n_ranks: int, layer_bytes: float) -> Gather:
     """Predict the all-gather of one layer, on as many nodes as the ranks fill.
 
     Args:
-        machine: the fabric; extended beyond its number of nodes where need be.
+        machine: the fabric; extended beyond its number of nodes if necessary.
         layer_bytes: bytes of the whole layer.
 
     Returns:
@@ -43,7 +42,7 @@ def gather(machine: fabric.Fabric, n_ranks: int, layer_bytes: float) -> Gather:
     topology, message_bytes = wider.topology(wider.communicator(range(n_ranks))), round(layer_bytes)
     chosen = cost_model.default_choice(topology, Collective.all_gather, message_bytes)
     table = cost_model.cost_table(topology, Collective.all_gather, message_bytes)
-    return Gather(chosen, float(table[table >= 0].min()))  # the choice is the cheapest cell
+    return Gather(chosen, float(table[table >= 0].min()))  # NCCL chooses the cheapest entry
 
 
 class Overlap(msgspec.Struct, frozen=True):
@@ -58,11 +57,11 @@ class Overlap(msgspec.Struct, frozen=True):
     group_gather_us: float
     is_group_hidden: bool
     states_per_rank: float
-    """Model states of a rank under hybrid sharding, over those under sharding among all ranks."""
+    """Ratio of a rank's model states: hybrid sharding to sharding among all ranks."""
 
 
 class OverlapReport(msgspec.Struct, frozen=True):
-    """Gathers of one layer on one machine; predicted, nothing is measured."""
+    """Predicted gathers of one layer on one machine."""
 
     fabric: str
     layer_bytes: float

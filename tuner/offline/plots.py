@@ -1,7 +1,7 @@
-"""The single pictures of reports, as matplotlib figures: for inline SVG that follows the page's theme, or files.
+"""Pictures of reports as matplotlib figures, for files or for inline SVG that follows the page's theme.
 
 Colours are those of the light theme; inline SVG replaces each by its CSS variable, so that a dark page
-shows dark pictures. Text stays text, and what the pointer rests on tells more.
+shows dark pictures. Text stays text, and boxes show more under the pointer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _WIDTH_INCHES: Final = 6.0
 _SMOOTHING_STEPS: Final = 15
 MAX_WIDE_COLUMNS: Final = 5
 COMPUTATION: Final = "computation"
-"""The lane of a step's timeline that is no phase of communication."""
+"""The lane of computation in a step's timeline; other lanes are phases of communication."""
 _NARROW_INCHES: Final = 0.64
 _LEAST_REM_PER_INCH: Final = 4.4
 _STYLE: Final[dict[Any, Any]] = {
@@ -75,7 +75,7 @@ def new_figure(height_inches: float, n_columns: int = 1, n_rows: int = 1, **opti
     """An empty figure in the style of all our pictures.
 
     Args:
-        height_inches: of the whole figure.
+        height_inches: the whole figure's height.
         n_columns: axes side by side.
         n_rows: axes one above the other.
         options: further arguments of matplotlib's `Figure.subplots`.
@@ -92,7 +92,7 @@ def new_figure(height_inches: float, n_columns: int = 1, n_rows: int = 1, **opti
 
 
 def add_box(axes: Axes, x: float, y: float, width: float, height: float, tip: str = "", **style: Any) -> None:
-    """A box from (x, y) on, which sets no limits of the axes; a page shows `tip` where the pointer rests on it."""
+    """A box from (x, y) on, which does not change the axes' limits; a page shows `tip` under the pointer."""
     style.setdefault("linewidth", 0)
     axes.add_artist(matplotlib.patches.Rectangle((x, y), width, height, label=tip, **style))
 
@@ -107,7 +107,7 @@ def add_legend(figure: Figure, colours: Mapping[str, str]) -> None:
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Rows of boxes from the top down, around 0, 1, ..., each with its name in place of a number."""
+    """Label rows of boxes by names instead of numbers; they are centred at 0, 1, ... from the top down."""
     axes.grid(visible=False, axis="y")
     axes.set_yticks(range(len(names)), names, fontsize=7.5)
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -116,7 +116,7 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _drawing() -> Iterator[None]:
-    """Our style, and silence about characters of names that the font lacks: boxes in a PNG, text in an SVG."""
+    """Use our style, and suppress warnings about characters that the font lacks (boxes in a PNG, text in an SVG)."""
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         yield
@@ -130,8 +130,7 @@ def inline_svg(figure: Figure, name: str, description: str) -> str:
         description: text for screen readers.
 
     Returns:
-        The element, without width and height; boxes with a label have it as their title, which browsers show where
-        the pointer rests.
+        The element, without width and height; a box's label is its title, which browsers show under the pointer.
     """
     boxes = [one for one in figure.findobj(matplotlib.patches.Rectangle) if str(one.get_label() or "_")[0] != "_"]
     for number, box in enumerate(boxes):
@@ -153,7 +152,7 @@ def inline_svg(figure: Figure, name: str, description: str) -> str:
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", svg)
     for colour, variable in THEME.items():
         svg = svg.replace(colour, f"var({variable})")
-    # On a narrow screen it is wider than that, rather than its words too small to be read.
+    # On a narrow screen the picture is wider than the screen, so that its words stay legible.
     width = f"min-width:{_LEAST_REM_PER_INCH * figure.get_figwidth():.0f}rem"
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{description}" style="{width}" ', 1)
     return svg
@@ -206,12 +205,12 @@ def step_times(
 
 
 def winners(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[Winner | None]]) -> Figure:
-    """Heat map of the settings in force, coloured by what they save; predictions are hatched.
+    """Heat map of the settings in force, coloured by their saving; predictions are hatched.
 
     Args:
-        cells: [row][column]; None where nothing ran.
+        cells: [row][column]; None if nothing ran.
     """
-    # Many sizes make the picture wider, not the cells too narrow for their words.
+    # With many sizes, the picture gets wider, so that words still fit into cells.
     is_narrow = len(columns) > MAX_WIDE_COLUMNS
     figure, (axes,) = new_figure(0.9 + (0.75 if is_narrow else 0.6) * len(rows))
     figure.set_figwidth(max(_WIDTH_INCHES, 1.3 + _NARROW_INCHES * len(columns)))
@@ -250,7 +249,7 @@ def step_timelines(steps: Sequence[tuple[str, float, Sequence[Lane], Sequence[La
 
     Args:
         steps: (label, length, computation and communication, exposed communication).
-        lanes: from the top down; `computation` is drawn as such.
+        lanes: from the top down; `computation` has its own style.
     """
     height = 0.9 + len(steps) * (0.45 + 0.27 * len(lanes))
     figure, rows = new_figure(height, n_rows=len(steps), sharex=True)
@@ -277,7 +276,7 @@ def over_steps(title: str, ylabel: str, steps: Array, values: Array, *, top: flo
     Args:
         steps: step numbers, shape (n,).
         values: shape (n,); NaN leaves gaps.
-        top: end of the vertical axis; None: chosen by the values.
+        top: end of the vertical axis; None: from the values.
     """
     figure, (axes,) = new_figure(2.1)
     axes.plot(steps, values, color=AFTER, alpha=0.35, linewidth=0.7)
@@ -295,7 +294,7 @@ def _title(axes: Axes, words: str) -> None:
 
 
 def _plain(words: str) -> str:
-    """Names of jobs and runs as they are: matplotlib would take dollars in them for formulas."""
+    """Escape names of jobs and runs: matplotlib would read dollar signs as formulas."""
     return words.replace("$", "\\$")
 
 

@@ -1,4 +1,4 @@
-"""Sizes and ranges of them as text."""
+"""Ranges of sizes as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ...store.counted import size_text
 
 
 def rounded_range(low_bytes: int, high_bytes: int, to: str = " to ") -> str:
-    """A range of sizes, rounded; one size where both ends are then equal.
+    """A range of sizes, rounded; one size if both ends are then equal.
 
     Returns:
         Text such as "1 MiB to 1.189 MiB".
@@ -16,5 +16,5 @@ def rounded_range(low_bytes: int, high_bytes: int, to: str = " to ") -> str:
 
 
 def exact_range(low_bytes: int, high_bytes: int) -> str:
-    """An exact range, such as "1,048,576 to 1,246,974"; one size where both ends are equal."""
+    """An exact range, such as "1,048,576 to 1,246,974"; one size if both ends are equal."""
     return f"{low_bytes:,}" if low_bytes == high_bytes else f"{low_bytes:,} to {high_bytes:,}"

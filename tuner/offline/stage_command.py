@@ -1,4 +1,4 @@
-"""What kind of training a trace shows (`zerotune explain --trace`)."""
+"""Recognises the kind of training of a trace (`zerotune explain --trace`)."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ..traces.own.reader import trace_files
 from ..traces.records import Block, Summary
 
 MAX_UNSIZED: Final = 0.01
-"""Share of a trace's collectives that may be left out: more may be one of a kind in every step."""
+"""Share of a trace's collectives that may be left out; more may be all of one kind."""
 OWN_FORMAT = "zerotune"
 
 
 @dataclass(frozen=True)
 class Recognition:
-    """What a trace shows: each change as (calls so far, what was recognised from there on), and the result."""
+    """A recognition's result, and each change before as (calls so far, recognised from there on)."""
 
     trace: str
-    """The file or folder that was read."""
+    """Path of the trace."""
     job_id: str
-    """Job that the trace is of; empty where the format does not name it."""
+    """Job of the trace; empty if the format does not name it."""
     changes: tuple[tuple[int, Shown], ...]
     n_calls: int
     period: int
@@ -40,18 +40,18 @@ class Recognition:
     missing_evidence: MissingEvidence
     """Why `shown` has no stage."""
     n_unsized: int = 0
-    """Collectives in the trace that were left out, since it does not tell their size or kind."""
+    """Collectives that were left out, since the trace does not have their size or kind."""
     faults: tuple[str, ...] = ()
-    """Files that are damaged or were cut, each by its name."""
+    """Names of damaged or truncated files."""
 
 
 def read(path: Path, rank: int | None = None, job_id: str | None = None, format_name: str | None = None) -> Recognition:
-    """Follow one rank of a trace as the daemon would.
+    """Process one rank of a trace as the daemon would.
 
     Args:
         path: a trace file, or a folder of rank files.
         rank: which rank; None: the first in it.
-        job_id: which job, where our own traces of several lie there.
+        job_id: which job, if the path has our own traces of several.
         format_name: read it as this format; None: found out.
 
     Returns:
@@ -59,7 +59,7 @@ def read(path: Path, rank: int | None = None, job_id: str | None = None, format_
 
     Raises:
         TraceError: it is no trace, or of several jobs and `job_id` is None.
-        UserError: it has nothing of that rank or job.
+        UserError: it has no records of that rank or job.
     """
     from ..traces.trace import read_trace
 
@@ -72,7 +72,7 @@ def read(path: Path, rank: int | None = None, job_id: str | None = None, format_
 
 
 def _unless_incomplete(reading: Recognition, summary: Summary) -> Recognition:
-    """No stage where many collectives are left out: what remains of ZeRO-1 without its gathers looks like DDP."""
+    """No stage if many collectives are left out: ZeRO-1 without its gathers looks like DDP, for example."""
     n_unsized = sum(n for reason, n in summary.unusable.items() if reason in UNSIZED)
     reading = replace(reading, n_unsized=n_unsized, faults=tuple(summary.faults))
     if n_unsized <= MAX_UNSIZED * (summary.n_records + n_unsized):
@@ -83,7 +83,7 @@ def _unless_incomplete(reading: Recognition, summary: Summary) -> Recognition:
 def read_several(
     paths: Sequence[Path], rank: int | None = None, job_id: str | None = None, format_name: str | None = None
 ) -> list[Recognition]:
-    """Follow one rank of each job in several traces, job after job.
+    """Process one rank of each job in several traces, job after job.
 
     Our own files of one job belong together, whichever path they come from. Other formats do not name jobs: each of
     their paths counts as one.
@@ -99,7 +99,7 @@ def read_several(
 
     Raises:
         TraceError: a path is no trace.
-        UserError: one of them has nothing of that rank or job.
+        UserError: one of them has no records of that rank or job.
     """
     from ..traces.trace import read_trace
 
@@ -114,7 +114,7 @@ def read_several(
 
 
 def _of_start(start: OneStart, rank: int | None, where: str) -> Recognition:
-    """The reading of that rank of the job; records tell a rank's number in a communicator only."""
+    """The portions of this rank of the job; records only have a rank's number in a communicator."""
     from ..traces.trace import read_trace
 
     files = {file.header.rank: file for file in start.files}
@@ -146,7 +146,7 @@ def _followed(blocks: Iterator[Block], trace: str, job_id: str = "") -> Recognit
     changes: list[tuple[int, Shown]] = []
     n_calls_of: Counter[Shown] = Counter()
     for mine in blocks:
-        # Imported formats know what ran, with times; a decision is what a file without times is made of.
+        # Imported formats have what ran, with times; a file without times has only decisions.
         for start in range(0, len(mine), 64):
             part = mine[start : start + 64].copy()
             part["flags"] = np.where(part["start_ns"] > 0, part["flags"] | FLAG_TIMED, part["flags"])
@@ -155,7 +155,7 @@ def _followed(blocks: Iterator[Block], trace: str, job_id: str = "") -> Recognit
             if fingerprint.stage is not Stage.unknown:
                 n_calls_of[fingerprint.shown] += len(part)
     shown, period = fingerprint.shown, fingerprint.calls_per_step
-    if shown.stage is Stage.unknown and n_calls_of:  # training is over, and what followed is none
+    if shown.stage is Stage.unknown and n_calls_of:  # training has ended, and later calls are not part of it
         shown = n_calls_of.most_common(1)[0][0]
     missing = MissingEvidence.nothing if shown.stage is not Stage.unknown else fingerprint.missing_evidence
     return Recognition(trace, job_id, tuple(changes), fingerprint.n_calls, period, shown, missing)

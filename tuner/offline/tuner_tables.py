@@ -1,16 +1,16 @@
-"""The codec of other tuners' tables: NVIDIA's CSV, RCCL's CSV, NCCLX's CSV and JSON, to and from rows of a plan.
+"""Converts other tuners' tables from and to rows of a plan: NVIDIA's CSV, RCCL's CSV, NCCLX's CSV and JSON.
 
-NVIDIA's CSV is what NCCL's own example plugin reads (plugins/tuner/example, NCCL_TUNER_CONFIG_FILE): first match wins,
--1 means any. Its traps, which the file's head repeats: the plugin presets one channel before it looks for a match, so
-every collective without a matching row runs on a single channel, and so does a row with channels -1 (with 0 NCCL keeps
-its own count, so we write 0); unknown names silently become all_reduce, ring or simple; its init changes constants of
-NCCL's model for Blackwell; it has no phases.
+NCCL's own example plugin (plugins/tuner/example, NCCL_TUNER_CONFIG_FILE) reads NVIDIA's CSV: the first match wins, -1
+means any. Its traps, which the file's head repeats: the plugin presets one channel before it looks for a match. So
+collectives without a matching row run on a single channel, and so do rows with channels -1. With 0 NCCL keeps its own
+count, so we write 0. Unknown names silently become all_reduce, ring or simple. The plugin's init changes constants of
+NCCL's model for Blackwell. It has no phases.
 
-RCCL has NVIDIA's columns, but leaves NCCL's own count alone where channels are -1, and what no row covers. After
+RCCL has NVIDIA's columns, but keeps NCCL's own count if channels are -1 or no row matches. Source:
 projects/rccl/src/plugin/tuner/csv_tuner.cc of ROCm/rocm-systems at 96a02418.
 
-NCCLX asks for bytes per rank (what NCCL calls nBytes, divided by the ranks) as an interval, and for ranks per node. It
-does not start with a row that it cannot read. After comms/ncclx/meta/tuner/README.md of meta-pytorch/torchcomms at
+NCCLX has columns for an interval of bytes per rank (NCCL's nBytes divided by the ranks), and for ranks per node. It
+does not start if it cannot read a row. Source: comms/ncclx/meta/tuner/README.md of meta-pytorch/torchcomms at
 46726f15.
 """
 
@@ -43,7 +43,7 @@ NCCLX_COLUMNS: Final = (
 _NVIDIA_RANGE: Final = frozenset(NVIDIA_COLUMNS[1:3])
 _MAX_LINE: Final = 255
 _MAX_BYTES: Final = 2**62
-"""The end of a range without end: NVIDIA's plugin reads -1 as the largest number, which no row of a plan can hold."""
+"""End of an open range: NVIDIA's plugin reads -1 as the largest number, which no row of a plan can hold."""
 _COLLECTIVES: Final = {
     Collective.broadcast: "broadcast",
     Collective.reduce: "reduce",
@@ -92,7 +92,7 @@ class _Config(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class _Rule(msgspec.Struct):
-    """NCCLX's, of JSON or of a line of CSV; what is left out is any."""
+    """A rule of NCCLX, from JSON or a line of CSV; missing fields mean any."""
 
     filter: _Filter
     config: _Config
@@ -116,7 +116,7 @@ def write_table(to: str, rows: Sequence[PlanRow], out: Path, whose: str = "") ->
         Remarks for the user: the format's traps, and what it cannot express.
 
     Raises:
-        UserError: the file cannot be written, or NCCLX would take it for a CSV.
+        UserError: the file cannot be written, or NCCLX would read it as a CSV.
     """
     if to == _NCCLX_JSON and out.suffix != ".json":
         raise UserError(f"NCCLX takes {out} for a CSV", "name a file that ends in .json")
@@ -135,7 +135,7 @@ def write_table(to: str, rows: Sequence[PlanRow], out: Path, whose: str = "") ->
 
 
 def table_text(to: str, rows: Iterable[PlanRow]) -> str:
-    """Rows that do not overlap, and that all have a counterpart in the format `to`, as a table."""
+    """A table of rows that do not overlap and have a counterpart in the format `to`."""
     if to == _NCCLX_JSON:
         document = msgspec.json.encode(_Rules([_ncclx_rule(row) for row in rows]))
         return msgspec.json.format(document, indent=1).decode() + "\n"
@@ -174,14 +174,14 @@ def _named(candidate: Candidate) -> tuple[str, str]:
 
 
 def _per_rank(row: PlanRow) -> str | None:
-    """Its bytes per rank as an interval; None where no number of bytes per rank is within, or nodes are unequal."""
+    """A row's bytes per rank as an interval; None: it has no whole number of bytes, or nodes are unequal."""
     n_ranks, n_nodes = row.communicator.n_ranks, row.communicator.n_nodes
     low, high = -(-row.min_bytes // n_ranks), row.max_bytes // n_ranks
     return None if n_ranks % n_nodes or low > high else f"[{low},{high}]"
 
 
 def without_phases(rows: Sequence[PlanRow]) -> tuple[list[PlanRow], int]:
-    """Rows whose ranges do not overlap within a collective and communicator, and how many had to be cut."""
+    """Rows whose ranges do not overlap within a collective and communicator, and how many were cut."""
     ordered = sorted(rows, key=lambda row: (row.communicator, row.collective, row.phase or 0, row.min_bytes))
     kept = first_matching(msgspec.structs.replace(row, phase=Phase.other, model_id="") for row in ordered)
     kept.sort(key=lambda row: (row.communicator, row.collective, row.min_bytes))
@@ -199,9 +199,9 @@ def without_phases(rows: Sequence[PlanRow]) -> tuple[list[PlanRow], int]:
 
 
 def first_matching(rows: Iterable[PlanRow]) -> list[PlanRow]:
-    """Rows that overlap nowhere and say the same: of several that match a call, tables mean the first."""
+    """Equivalent rows without overlaps: if several rows match a call, a table means the first."""
     kept: list[PlanRow] = []
-    taken: dict[tuple[object, ...], list[tuple[int, int]]] = {}  # in order, none next to another
+    taken: dict[tuple[object, ...], list[tuple[int, int]]] = {}  # in order, without adjacent ranges
     for row in rows:
         spans = taken.setdefault((row.communicator, row.collective, row.phase), [])
         begin = bisect.bisect_left(spans, row.min_bytes, key=lambda span: span[1])
@@ -220,17 +220,17 @@ def first_matching(rows: Iterable[PlanRow]) -> list[PlanRow]:
 
 
 def read_nvidia_csv(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> list[PlanRow]:
-    """Rows of NVIDIA's CSV as its plugin reads them, but names it would misread are refused.
+    """Rows of NVIDIA's CSV as its plugin reads them, but names that it would misread are refused.
 
     Args:
-        communicators: those that the plan is for. A row for any number of ranks or nodes (-1) becomes one for each
-            that it matches; without any it is refused.
+        communicators: the plan's communicators. A row for any number of ranks or nodes (-1) becomes one row for each
+            that it matches; it is refused if there are none.
 
     Returns:
         The rows, in the file's order.
 
     Raises:
-        PlanError: the file cannot be read, or a row is not one.
+        PlanError: the file cannot be read, or a row is invalid.
     """
     try:
         text = read_file(path, MAX_FILE_BYTES).decode()
@@ -282,16 +282,16 @@ def _candidate(algorithm: str, protocol: str, n_channels: int) -> Candidate:
 
 
 def _matching(n_nodes: int, n_ranks: int, communicators: Sequence[CommunicatorClass]) -> Sequence[CommunicatorClass]:
-    """The communicators that a row is for.
+    """The communicators of a row.
 
     Args:
-        n_nodes: of the row; -1: any number.
+        n_nodes: the row's nodes; -1: any number.
 
     Returns:
         The row's own communicator if it names one, else those that it matches.
 
     Raises:
-        ValueError: the numbers are none, or no communicator is known.
+        ValueError: the numbers are impossible, or no communicator is known.
     """
     if n_nodes >= 1 and n_ranks >= 1:
         return (CommunicatorClass(n_ranks, n_nodes),)
@@ -303,7 +303,7 @@ def _matching(n_nodes: int, n_ranks: int, communicators: Sequence[CommunicatorCl
 
 
 def is_ncclx(begin: bytes) -> bool:
-    """Whether a file that begins so is NCCLX's: JSON with rules, or a CSV whose third column names algorithms."""
+    """Whether a file with this beginning is NCCLX's: JSON with rules, or a CSV with algorithms in column three."""
     if begin.lstrip().startswith(b"{"):
         return re.match(rb'\s*\{\s*"rules"', begin) is not None
     for _, line in _lines(begin.decode("utf-8", "replace")):
@@ -314,16 +314,16 @@ def is_ncclx(begin: bytes) -> bool:
 
 
 def read_ncclx(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> list[PlanRow]:
-    """Rows of NCCLX's CSV or JSON. A rule that asks for what a plan has no word for is refused.
+    """Rows of NCCLX's CSV or JSON. A rule that a plan cannot express is refused.
 
     Args:
-        communicators: those that rules for any number of nodes or ranks become rows of, as for `read_nvidia_csv`.
+        communicators: as for `read_nvidia_csv`.
 
     Returns:
         The rows, in the file's order.
 
     Raises:
-        PlanError: the file cannot be read, or a rule is not one.
+        PlanError: the file cannot be read, or a rule is invalid.
     """
     try:
         data = read_file(path, MAX_FILE_BYTES)
@@ -348,7 +348,7 @@ def _csv_rules(path: Path, text: str) -> Iterable[tuple[int, _Rule]]:
 
 
 def _fields(line: str) -> list[str]:
-    """Columns; commas within brackets are part of an interval."""
+    """Columns of a line; commas within brackets are part of an interval."""
     return [field.strip() for field in re.split(r",(?![^\[(]*[\])])", line)]
 
 
@@ -390,7 +390,7 @@ def _exact(value: str | int) -> int:
 
 
 def _interval(text: str) -> tuple[int, int]:
-    """Smallest and largest whole number that `*`, `5`, `[1,5]`, `(1,5]`, `(,5)` ... stands for, none below 0."""
+    """Smallest and largest whole number from 0 on that `*`, `5`, `[1,5]`, `(1,5]`, `(,5)` ... stands for."""
     text = text.strip()
     if text == "*":
         return 0, _MAX_BYTES

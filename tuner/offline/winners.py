@@ -16,27 +16,27 @@ class Winner(NamedTuple):
 
     setting: str
     change_percent: float | None
-    """Change of time against NCCL's own choice: negative is faster; None where it is unknown."""
+    """Change of time against NCCL's own choice: negative is faster; None if it is unknown."""
     is_measured: bool
-    """Whether the change is measured; else it is a prediction."""
+    """Whether the change is measured, and not predicted."""
     us: float | None = None
-    """What a collective takes under it, and `own_us` under NCCL's own choice; None where it is unknown."""
+    """A collective's time under the setting, and `own_us` under NCCL's own choice; None if unknown."""
     own_us: float | None = None
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Sort key; the lowest of a cell is drawn. Measured ones come first, then those that save most."""
+        """Sort key; the lowest of a cell is drawn. Measured settings come first, then those that save most."""
         return not self.is_measured, 0.0 if self.change_percent is None else self.change_percent
 
     def words(self, *, is_narrow: bool) -> str:
-        """The text in its cell of the picture."""
+        """Text in the picture's cell."""
         lines = self.setting.replace("/", "\n", -1 if is_narrow else 1)
         if self.change_percent is None or abs(self.change_percent) < 0.5:
             return lines
         return f"{lines}\n{faster(self.change_percent)}" + ("" if self.is_measured else "\npredicted")
 
     def details(self, row: str, column: str) -> str:
-        """All that is known of its cell, in lines."""
+        """All facts of the cell, in lines."""
         known = [("takes", self.us), ("NCCL's own choice", self.own_us)]
         how = "measured" if self.is_measured else "predicted"
         return "\n".join([
@@ -56,7 +56,7 @@ class WinnerTable(NamedTuple):
     columns: Sequence[str]
     """Labels: ranges of sizes, in two lines."""
     cells: Sequence[Sequence[Winner | None]]
-    """[row][column]; None where nothing was decided."""
+    """[row][column]; None if nothing was decided."""
 
 
 def winner_table(
@@ -68,7 +68,7 @@ def winner_table(
         against_own: compares a decision's setting with NCCL's own choice.
 
     Returns:
-        The table; where keys share a cell, the measured winner that changed most.
+        The table; if keys share a cell, the measured winner that changed most.
     """
     rows = sorted({(key.collective, key.phase, key.communicator) for key in in_force})
     octaves = sorted({_octave(key) for key in in_force})

@@ -1,7 +1,7 @@
 """Reads traces and measurements of other tools: `read_trace(path)`.
 
-One file per format; docs/reference/formats.md has the table. Byte counts are normalised to NCCL's total message
-bytes at this edge, the only place that knows each format's convention.
+Each format has one file; docs/reference/formats.md has the table. Only these files know how a format counts bytes;
+they convert counts to NCCL's total message bytes.
 """
 
 from __future__ import annotations

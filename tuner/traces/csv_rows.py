@@ -1,4 +1,4 @@
-"""Comma-separated text as RFC 4180 has it (quoted fields, with line breaks inside if need be), in bounded pieces."""
+"""Reads CSV as in RFC 4180 (quoted fields, which may have line breaks), in bounded pieces."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def csv_chunks(path: Path, summary: Summary | None = None) -> Iterator[tuple[int
         first_line += held.count(b"\n")
         held = b""
     if held:
-        yield first_line, held  # cut: what can be read of it is
+        yield first_line, held  # truncated: yield what can be read
 
 
 def rows_of(text: bytes, path: Path) -> list[list[str]]:
-    """The rows of such a piece; comments and blank lines are empty ones, so that lines can be counted."""
+    """The rows of a piece; comments and blank lines give empty rows, so that lines can be counted."""
     if b"#" in text:
         text = _COMMENT.sub(b"", text)
     words = io.StringIO(_UNREADABLE.sub("\ufffd", text.decode("utf-8", "replace")), newline="")

@@ -1,4 +1,4 @@
-"""What measurements are of, in few words: a wrong number of nodes, or times in another unit, show before they count."""
+"""Summarises measurements, so that users see a wrong number of nodes or unit of time before recording."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...store.records import Collective
 
 _SHAPE: Final = ["collective", "n_ranks", "n_nodes"]
 MAX_EXTENTS: Final = 1000
-"""Most that are kept: a hostile file must not fill memory with them."""
+"""Most extents that are kept, so that a hostile file cannot fill memory."""
 
 
 class Extent(NamedTuple):
@@ -30,7 +30,7 @@ class Extent(NamedTuple):
 
 
 def extents(rows: NDArray[np.void]) -> list[Extent]:
-    """One for each collective and shape of MEASUREMENT rows, shape (n,)."""
+    """One extent for each collective and shape of MEASUREMENT rows, shape (n,)."""
     if not len(rows):
         return []
     shapes, picks, counts = np.unique(rows[_SHAPE], return_inverse=True, return_counts=True)
@@ -47,7 +47,7 @@ def extents(rows: NDArray[np.void]) -> list[Extent]:
 
 
 def together(parts: Iterable[Extent]) -> list[Extent]:
-    """The extents of all parts, one for each collective and shape, most measurements first; MAX_EXTENTS at most."""
+    """Merged extents of all parts, most measurements first; MAX_EXTENTS at most."""
     found: dict[tuple[str, int, int], list[Extent]] = defaultdict(list)
     for part in parts:
         found[part.collective, part.n_ranks, part.n_nodes].append(part)

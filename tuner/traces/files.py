@@ -1,4 +1,4 @@
-"""Reading files that are larger than memory, compressed or not, and never trusting them."""
+"""Reads untrusted files that may be larger than memory, compressed or not."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ CHUNK_BYTES: Final = 1 << 19
 MAX_LINE_BYTES: Final = 16 << 20
 BATCH_CHARS: Final = 1 << 17
 MAX_ELEMENT_CHARS: Final = 32 << 20
-"""One element of a JSON array may be this long at most."""
+"""Longest element of a JSON array."""
 _HEAD_BYTES: Final = 1 << 16
 _GZIP_WINDOW_BITS: Final = 31
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _PACKED_CHUNK_BYTES: Final = 1 << 14
-"""Read at once, and unpacked whole. Small, since what follows a gzip member is copied as that ends."""
+"""Bytes read at once, and unpacked completely. Small, since the rest behind a gzip member is copied."""
 FREE_BYTES: Final = 4 << 20
-"""Up to here nothing is asked: a short file of equal rows packs as well as a bomb."""
+"""Unpacked bytes without a check of the ratio, as a short file of equal rows packs as well as a bomb."""
 MAX_RATIO: Final = 250
 """Unpacked bytes for each packed one; gzip's own limit is 1,032. Real traces and logs have 5 to 40."""
 MAX_UNPACKED_BYTES: Final = 16 << 30
 
 
 class TraceFile:
-    """An open file, plain or gzip. `is_cut` tells after the last byte that packed data ended early."""
+    """An open file, plain or gzip. After the last byte, `is_cut` is True if compressed data ended early."""
 
     def __init__(self, raw: IO[bytes], path: Path) -> None:
         self.is_cut = False
         self.member_begin = 0
-        """The byte of the packed file where the gzip member begins that `pieces` is at."""
+        """Byte of the packed file at which the current gzip member of `pieces` begins."""
         self._raw, self._path = raw, path
         self._is_packed = raw.read(2) == _GZIP_MAGIC
         raw.seek(0)
@@ -47,7 +47,7 @@ class TraceFile:
         self._ready = bytearray()
 
     def read(self, n_bytes: int) -> bytes:
-        """The next bytes, unpacked; none at the end."""
+        """The next unpacked bytes; empty at the end."""
         if not self._is_packed:
             return self._raw.read(n_bytes)
         while len(self._ready) < n_bytes and (piece := next(self._unread, None)):
@@ -57,7 +57,7 @@ class TraceFile:
         return taken
 
     def pieces(self) -> Iterator[tuple[bytes, bool]]:
-        """Unpacked bytes, each with whether a gzip member ends there.
+        """Pieces of unpacked bytes, each with whether a gzip member ends there.
 
         Raises:
             zlib.error: the file is no gzip, or damaged.
@@ -100,7 +100,7 @@ class TraceFile:
 
 @contextmanager
 def opened(path: Path) -> Iterator[TraceFile]:
-    """The file, to be read; what goes wrong with reading it becomes TraceError."""
+    """The open file; errors of reading it become TraceError."""
     try:
         with path.open("rb") as raw:
             yield TraceFile(raw, path)
@@ -119,7 +119,7 @@ def head(path: Path) -> bytes:
 def line_chunks(path: Path, summary: Summary | None = None) -> Iterator[bytes]:
     """The file in pieces of about half a megabyte that end where a line ends (the last may not).
 
-    `summary` gets a note when the file seems to have been cut.
+    `summary` gets a note if the file seems to be truncated.
 
     Raises:
         TraceError: a line is longer than MAX_LINE_BYTES, or the file cannot be read.
@@ -148,23 +148,23 @@ _Value = TypeVar("_Value")
 
 
 class Batches(NamedTuple):
-    """How to read many elements of an array at once: for msgspec that is many times as fast as one by one."""
+    """How to decode many elements of an array at once, which is many times faster with msgspec."""
 
     first_key: str
-    """The quoted key that each element usually begins with; a guess that may be wrong."""
+    """The quoted key at which each element usually begins; it may be another one."""
     decoder: msgspec.json.Decoder[Any]
-    """Of a list of elements."""
+    """Decoder of a list of elements."""
 
 
 class JsonStream:
-    """Reads a JSON document without holding it: members of the top-level object, elements of its arrays.
+    """Reads a JSON document piece by piece: members of the top-level object, elements of its arrays.
 
-    Why not ijson: its memory grows with the square of the nesting depth, which a hostile file chooses; and it refuses
-    NaN and text that is not UTF-8, which traces have.
+    This is not ijson, whose memory grows with the square of the nesting depth, which a hostile file chooses. ijson also
+    refuses NaN and text that is not UTF-8, which traces have.
 
     `members()` yields (key, value); for the keys in `streamed`, the value is an iterator over the array's
-    elements that must be used up before going on. `truncated` tells afterwards that the document ended
-    early; everything before the end was still yielded. `batches` reads many elements at once where it can.
+    elements that must be used up before going on. Afterwards, `truncated` is True if the document ended
+    early; everything before its end was yielded. `batches` reads many elements at once if possible.
     """
 
     def __init__(self, path: Path, streamed: tuple[str, ...] = (), batches: Batches | None = None) -> None:
@@ -251,17 +251,17 @@ class JsonStream:
                 raise self._damaged(f"has {following!r} where a comma belongs")
 
     def _batched(self, batches: Batches) -> Iterator[Any]:
-        """Elements up to the last that begins in the buffer, as long as they can be read together."""
+        """Elements up to the last one that begins in the buffer, if they can be read together."""
         while self._peek() == "{" and self._n_pieces != self._unbatched_piece:
             if len(self._buffer) - self._at < BATCH_CHARS and not self._ended:
                 self._more()
-            # Where the last element of the next BATCH_CHARS begins: the comma before its brace before its first key.
+            # The begin of the last element in the next BATCH_CHARS: the comma before its brace before its first key.
             mark = self._buffer.rfind(batches.first_key, self._at, self._at + BATCH_CHARS)
             brace = self._buffer.rfind("{", self._at, max(mark, 0))
             end = self._buffer.rfind(",", self._at, max(brace, 0))
             elements = None
             if end > self._at:
-                # Elements that cannot be read together are read one by one, which finds the error.
+                # Elements that cannot be read together are read one by one to find the error.
                 with suppress(msgspec.MsgspecError, ValueError, RecursionError):
                     elements = batches.decoder.decode(f"[{self._buffer[self._at : end]}]")
             if elements is None:
@@ -309,7 +309,7 @@ class JsonStream:
         if not piece:
             self._ended = True
             return False
-        # Bytes that are not UTF-8 cannot stand outside strings, and inside they do not matter to us.
+        # Bytes that are not UTF-8 can only be within strings, where they do not matter to us.
         self._buffer = self._buffer[self._at :] + self._utf8.decode(piece)
         self._at = 0
         self._n_pieces += 1
@@ -321,8 +321,8 @@ class JsonStream:
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _TAIL_CHARS: Final = 16
-"""A syntax error within this distance of the end means that the file was cut."""
+"""A syntax error within this distance of the end means that the file is truncated."""
 
 
 class _EndedEarly(Exception):
-    """The document ends in the middle."""
+    """The document ended early."""

@@ -1,4 +1,4 @@
-"""The formats that `read_trace` knows, in the order in which it tries them."""
+"""The formats of `read_trace`, in the order of trying them."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Format:
     name: str
     title: str
     matches: Callable[[bytes], bool]
-    """Whether the first 64 KiB of a file (unpacked) are the beginning of such a trace."""
+    """Whether the first 64 KiB of a file (unpacked) begin a trace of this format."""
     read: Callable[[Path, Summary], Iterator[Block]]
-    """The file's records; fills in the summary. Raises TraceError."""
+    """Yields the file's records, and fills in the summary. Raises TraceError."""
     record: str
-    """What a file without any record lacks."""
+    """One record of this format, in words."""
 
 
 def _format(name: str, title: str, module: ModuleType, record: str) -> Format:
@@ -85,7 +85,7 @@ def detect(path: Path) -> Format:
             raise TraceError(f"{path} is cut at byte {n_bytes:,}, before anything can be unpacked", "copy it again")
         raise TraceError(f"{path} is empty", "name a trace file")
     refused = refusal(begin)
-    if refused is not None and not tuner_csv.matches(begin):  # whose rows may look like those of rules
+    if refused is not None and not tuner_csv.matches(begin):  # its rows may look like rules
         raise TraceError(f"{path} {refused.what}", refused.remedy)
     for candidate in FORMATS:
         if candidate.matches(begin):
@@ -101,7 +101,7 @@ def detect(path: Path) -> Format:
 
 
 def by_name(name: str) -> Format:
-    """The format called `name`; TraceError with the known names otherwise."""
+    """The format named `name`; TraceError with the known names if there is none."""
     for candidate in FORMATS:
         if candidate.name == name:
             return candidate

@@ -1,4 +1,4 @@
-"""Why entries of a trace are no records or no measurements."""
+"""Reasons for leaving out entries of a trace."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ NOT_COLLECTIVES: Final = frozenset(
         LeftOut.no_result, LeftOut.size_zero,
     }
 )  # fmt: skip
-"""Reasons under which nothing is missed that could have been judged."""
+"""Reasons that leave out nothing that could have been judged."""
 UNSIZED: Final = frozenset(
     {
         LeftOut.bytes_unknown, LeftOut.bytes_or_ranks_unknown, LeftOut.kernel_without_size, LeftOut.impossible_size,
@@ -78,4 +78,4 @@ UNSIZED: Final = frozenset(
         LeftOut.damaged_file, LeftOut.no_entry, LeftOut.impossible_value, LeftOut.lost,
     }
 )  # fmt: skip
-"""Reasons under which a collective ran of which the rest of the trace says nothing."""
+"""Reasons that leave out a collective that ran and is nowhere else in the trace."""

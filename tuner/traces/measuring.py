@@ -1,7 +1,7 @@
-"""Turns a trace's records into measurements for the store, with the user's words for what the file does not say.
+"""Converts a trace's records to measurements for the store; the user's options fill in missing facts.
 
-An option of the user does not override what a file states of each record: options that were not needed get a note.
-Ranks and nodes, which are mostly counted, give way to the user's words unless the file tells several numbers.
+Options do not override what a file states for each record; unused options get a note. Numbers of ranks and nodes are
+mostly counted, so options override them, unless the file has several numbers.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _SAME_FIELDS: Final = (
 
 
 STORED_CHANNELS: Final = 64
-"""The most that a measurement can have; RCCL has more."""
+"""Most channels of a measurement; RCCL has more."""
 _CHOOSABLE: Final = [int(one) for one in Collective if runnable_cells(one, n_nodes=0)]
 
 
 @dataclass(frozen=True)
 class UserFacts:
-    """What the user says of measurements whose file does not say it."""
+    """Facts from the user about measurements, if their file lacks them."""
 
     setting: Candidate | None = None
-    """What NCCL_ALGO and NCCL_PROTO were set to."""
+    """The setting in NCCL_ALGO and NCCL_PROTO."""
     is_default: bool = False
-    """Whether NCCL chose all settings by itself."""
+    """Whether NCCL chose all settings."""
     n_nodes: int | None = None
     n_ranks: int | None = None
 
@@ -51,20 +51,20 @@ class Portion:
     rows: Block
     """MEASUREMENT of zerotune.store.sqlite.rows.measurements, shape (n,)."""
     job_id: str | None = None
-    """Id of the job; None where the file does not name it."""
+    """Id of the job; None if the file does not name it."""
     fabric_id: str | None = None
-    """Id of the fabric; None where the file does not name it."""
+    """Id of the fabric; None if the file does not name it."""
     fabric: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     n_ranks: int = 0
-    """Ranks of the job; 0: the file does not say."""
+    """Ranks of the job; 0: unknown."""
     path: Path | None = None
-    """The file with these rows; None where the files of ranks make one trace."""
+    """The file with these rows; None if the files of ranks are one trace."""
 
 
 def measured(block: Block, user_facts: UserFacts, summary: Summary, *, is_one_shape: bool = False) -> Block:
-    """The timed records of a block, OBSERVATION of shape (n,), as MEASUREMENT; what is left out is counted by reason.
+    """The timed records of a block, OBSERVATION of shape (n,), as MEASUREMENT; others are counted by reason.
 
-    With `is_one_shape` all records are of communicators of one size, whose ranks and nodes the user knows best.
+    With `is_one_shape`, all communicators have one size, and the user's ranks and nodes take precedence.
 
     Raises:
         UserError: NCCL cannot run the user's setting for these records, or they cannot be on that number of nodes.
@@ -95,9 +95,9 @@ def measured(block: Block, user_facts: UserFacts, summary: Summary, *, is_one_sh
 def with_setting(
     rows: Block, user_facts: UserFacts, summary: Summary, is_forced: NDArray[np.bool_] | None = None
 ) -> Block:
-    """The rows, MEASUREMENT of shape (n,), for which the file or the user says what ran; the others are counted.
+    """The rows, MEASUREMENT of shape (n,), whose setting the file or the user names; the others are counted.
 
-    Rows are changed in place. `is_forced`, shape (n,), tells of which the file says that NCCL did not choose the
+    Rows are changed in place. `is_forced`, shape (n,), marks rows for which the file says that NCCL did not choose the
     setting.
 
     Raises:
@@ -130,10 +130,10 @@ WITHOUT_PROTOCOL: Final = (
 
 
 def without_impossible(rows: Block, summary: Summary) -> Block:
-    """The rows (MEASUREMENT or OBSERVATION, shape (n,)) whose setting NCCL can run, or that name none.
+    """The rows (MEASUREMENT or OBSERVATION, shape (n,)) without a setting, or with one that NCCL can run.
 
-    Rows with an impossible setting are mistakes, and could well be the fastest ones. What zerotune measured itself is
-    kept: it is known to have run.
+    Rows with an impossible setting are mistakes, and could be the fastest ones. Zerotune's own measurements are kept,
+    as they are known to have run.
     """
     possible = runnable(rows)
     if "source" in (rows.dtype.names or ()):
@@ -160,7 +160,7 @@ def placed(rows: Block, user_facts: UserFacts, summary: Summary) -> Block:
 
 
 def _overrule(rows: Block, user_facts: UserFacts, summary: Summary) -> None:
-    """Put the user's ranks and nodes in the place of those that a file states, unless it states several."""
+    """Replace a file's ranks and nodes by the user's, unless the file states several."""
     for name, option, said in (
         ("n_ranks", "--ranks", user_facts.n_ranks),
         ("n_nodes", "--nodes", user_facts.n_nodes),
@@ -173,7 +173,7 @@ def _overrule(rows: Block, user_facts: UserFacts, summary: Summary) -> None:
 
 
 def _place(rows: Block, user_facts: UserFacts, summary: Summary, fewest_ranks: int = 1) -> NDArray[np.bool_]:
-    """Fill in the nodes; shape (n,): which rows then have their ranks and nodes."""
+    """Fill in the nodes; returns which rows, shape (n,), then have ranks and nodes."""
     if user_facts.n_ranks is not None:
         if ((rows["n_ranks"] > 0) & (rows["n_ranks"] != user_facts.n_ranks)).any():
             summary.note(f"the file tells its numbers of ranks: --ranks {user_facts.n_ranks} was not used for them")
@@ -197,7 +197,7 @@ def _place(rows: Block, user_facts: UserFacts, summary: Summary, fewest_ranks: i
 
 
 def _fill_in(rows: Block, silent: NDArray[np.bool_], setting: Candidate, summary: Summary) -> None:
-    """Write `setting` into the rows of which the file says nothing, after a check that NCCL can run it there."""
+    """Write `setting` into rows without one, after a check that NCCL can run it there."""
     if setting.algorithm is None:
         return
     protocol = UNKNOWN_U1 if setting.protocol is None else setting.protocol
@@ -214,7 +214,7 @@ def _fill_in(rows: Block, silent: NDArray[np.bool_], setting: Candidate, summary
 
 
 def _check_legal(collective: Collective, n_nodes: int, setting: Candidate) -> None:
-    """Refuse a setting that no NCCL release offers on any hardware; one that only some offer may have run."""
+    """Refuse a setting that no NCCL release offers on any hardware."""
     if can_run(collective, setting.algorithm, setting.protocol, n_nodes):
         return
     cells = runnable_cells(collective, n_nodes)

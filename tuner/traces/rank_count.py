@@ -1,7 +1,7 @@
-"""How many ranks ran: what a file states, what its figures imply and what it lists, compared.
+"""The number of ranks, by comparing a file's statement, the bandwidths of its rows, and its list of ranks.
 
-nccl-tests' tables give two bandwidths whose ratio is a function of the number of ranks alone, for all collectives in
-which each rank has a share. So a list of ranks that was cut or pasted shows.
+nccl-tests' tables give two bandwidths whose ratio only depends on the number of ranks, for all collectives in which
+each rank has a share. So the ratio reveals an incomplete or pasted list of ranks.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ SHARED_OUT: Final = (
 An all-reduce's bus bandwidth is twice that.
 """
 MOST_RATIOS: Final = 64
-"""Rows of the highest bandwidths: these have the most digits."""
+"""Rows to use, of the highest bandwidths, which have the most digits."""
 _MARGINS: Final = (0.51, 1.01)
-"""Of the last printed digit: what rounding takes, and what cutting takes."""
+"""Errors in units of the last printed digit: by rounding, and by truncation."""
 
 
 class Implied(NamedTuple):
-    """The least and the most ranks that the printed figures allow."""
+    """The smallest and largest number of ranks that the printed figures allow."""
 
     least: int = 1
     most: int = MAX_RANKS
 
     @property
     def is_one_number(self) -> bool:
-        """Whether they allow one number alone."""
+        """Whether they allow only one number."""
         return self.least == self.most
 
     @property
     def is_possible(self) -> bool:
-        """Whether they allow any number: ratios of several runs, or of another collective, do not."""
+        """Whether they allow any number; ratios of several runs, or of another collective, do not."""
         return self.least <= self.most
 
 
 def implied_ranks(collective: Collective | None, algbw: ArrayLike, busbw: ArrayLike) -> Implied:
-    """The ranks that ratios of printed bandwidths, shapes (n,), allow; none if they contradict each other."""
+    """Numbers of ranks that ratios of printed bandwidths, shapes (n,), allow; none if they contradict each other."""
     factor = 2 if collective is Collective.all_reduce else 1 if collective in SHARED_OUT else 0
     plain, bus = np.asarray(algbw, float), np.asarray(busbw, float)
     usable = (plain > 0) & (bus > 0) & np.isfinite(plain) & np.isfinite(bus)
@@ -70,7 +70,7 @@ def implied_ranks(collective: Collective | None, algbw: ArrayLike, busbw: ArrayL
 
 
 def _last_digit(printed: np.ndarray) -> float:
-    """The unit of the last digit that any of the numbers shows."""
+    """The unit of the last printed digit of the numbers."""
     for places in range(_MAX_PLACES):
         if np.allclose(printed * 10**places, np.round(printed * 10**places), rtol=0, atol=1e-4):
             return 10.0**-places
@@ -78,22 +78,22 @@ def _last_digit(printed: np.ndarray) -> float:
 
 
 class RankCount(NamedTuple):
-    """The number of ranks, and what is to be told of how it was found."""
+    """The number of ranks, with notes on how it was found."""
 
     n_ranks: int
-    """0: unknown."""
+    """Number of ranks; 0: unknown."""
     is_complete: bool = False
-    """Whether each of them is listed."""
+    """Whether all of them are listed."""
     remark: str = ""
-    """What was not as it should be; empty: nothing."""
+    """A note on what is wrong; empty: nothing is."""
     contradiction: str = ""
-    """Why it is unknown although something is said of it."""
+    """Why the number is unknown although the file has facts about it."""
 
 
 def rank_count(stated: int, implied: Implied, listed: Sequence[int] | None = None) -> RankCount:
-    """The number of one communicator's ranks that agrees with what is known of it.
+    """The number of one communicator's ranks that agrees with all facts about it.
 
-    `stated` is 0 where a file does not state it. The lines of a list may have been lost: it gives the least number.
+    `stated` is 0 if the file does not state it. A list may have lost lines, so it only gives the least number.
     """
     if not implied.is_possible:
         what = "busbw / algbw of its rows is that of no one number of ranks"
@@ -120,28 +120,28 @@ def rank_count(stated: int, implied: Implied, listed: Sequence[int] | None = Non
 
 @dataclass
 class RunRanks:
-    """What one run of nccl-tests says of its ranks."""
+    """Facts about the ranks of one run of nccl-tests."""
 
     ranks: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """Number of each rank that is listed -> its group and its host."""
+    """Each listed rank's number -> its group and its host."""
     ratios: list[tuple[float, float]] = field(default_factory=list)
-    """Algorithm and bus bandwidths of its rows, a few of each piece."""
+    """Algorithm and bus bandwidths of the run's rows, a few of each piece."""
     count: RankCount | None = None
-    """Found when the first rows are given out."""
+    """Set when the first rows are yielded."""
 
     def saw(self, ratios: Iterable[tuple[float, float]]) -> None:
-        """Keep the algorithm and bus bandwidths of more rows, of the fastest ones."""
+        """Add the algorithm and bus bandwidths of more rows; only the fastest are kept."""
         self.ratios = sorted([*self.ratios, *ratios])[-MOST_RATIOS:]
 
     def compared(self, collective: Collective | None) -> RankCount:
-        """The ranks of one communicator, now that its fastest rows were seen."""
+        """The ranks of one communicator, from the fastest rows so far."""
         ratios = np.array(self.ratios or [(0.0, 0.0)])
         self.count = rank_count(0, implied_ranks(collective, ratios[:, 0], ratios[:, 1]), self._members)
         return self.count
 
     @property
     def _members(self) -> list[int]:
-        """The ranks that are listed of one communicator, counted from 0; NCCL_TESTS_SPLIT makes several groups."""
+        """The listed ranks of one communicator, counted from 0; NCCL_TESTS_SPLIT makes several groups."""
         groups: dict[int, list[int]] = {}
         for rank, (group, _) in self.ranks.items():
             groups.setdefault(group, []).append(rank)
@@ -161,7 +161,7 @@ class RunRanks:
 
 
 def agreed(told: Mapping[str, int | None]) -> RankCount:
-    """The ranks of one call's communicator if all that tells them says the same; None or 0: it says none."""
+    """The ranks of one call's communicator if all sources agree; a source without a number has None or 0."""
     known = {what: n_ranks for what, n_ranks in told.items() if n_ranks}
     if len(set(known.values())) > 1:
         said = ", ".join(f"{n_ranks} by {what}" for what, n_ranks in known.items())

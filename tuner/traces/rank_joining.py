@@ -1,6 +1,6 @@
-"""Other tools' traces joined over their ranks: one record per collective, with the shortest of its ranks' durations.
+"""Joins other tools' traces over ranks: one record per collective, with the shortest of its ranks' durations.
 
-Their files come rank by rank and in any order, so the timed records of all of them are held in memory.
+Files come rank by rank and in any order, so the timed records of all files are held in memory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ ALONE: Final = (
 def joined(blocks: Iterable[Block], summary: Summary) -> Iterator[Block]:
     """One record per timed collective, with the shortest of its ranks' durations.
 
-    A collective that fewer ranks report than others of its communicator is left out, since its duration may be
-    waiting for the silent ones; so are calls that their files do not number, if a rank has fewer of them than others,
-    as nothing says which ones. Records that do not name their rank stay as they are.
+    A collective with records of fewer ranks than others of its communicator is left out, as its duration may include
+    waiting for the missing ranks. Calls without numbers are also left out if a rank has fewer of them than others, as
+    the missing ones are unknown. Records that do not name their rank stay as they are.
     """
     timed = []
     for block in blocks:
@@ -68,7 +68,7 @@ def joined(blocks: Iterable[Block], summary: Summary) -> Iterator[Block]:
 
 
 def _shifted(records: Block) -> NDArray[np.bool_]:
-    """Which records are of calls without numbers that some ranks made more often; sorted by communicator."""
+    """Which records, sorted by communicator, are of calls without numbers that some ranks made more often."""
     groups = np.cumsum(_begins(records, ("comm_id", "collective"))) - 1
     of_rank, n_calls = np.unique(np.stack((groups, records["rank"].astype(np.int64)), 1), axis=0, return_counts=True)
     most, least = np.zeros(groups[-1] + 1, np.int64), np.full(groups[-1] + 1, len(records))

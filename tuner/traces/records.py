@@ -1,8 +1,8 @@
-"""What every importer produces: blocks of observations, and a summary of what a file holds.
+"""The results of every importer: blocks of observations, and a summary of a file.
 
 Blocks are numpy arrays of `zerotune.store.wire.OBSERVATION_FIELDS`, the same 72 bytes that the plugin records.
 Unknown values: n_ranks, n_nodes, n_channels and start_ns 0; rank and step all ones; duration_us negative;
-algorithm, protocol and datatype 255; memory_pressure NaN. Nothing is ever filled in by guessing.
+algorithm, protocol and datatype 255; memory_pressure NaN. No unknown value is guessed.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ MAX_BYTES: Final = 1 << 50
 """A larger message means that the file is damaged."""
 
 MAX_REMARKS: Final = 100
-"""Most notes that are kept: a hostile file must not fill memory with them."""
+"""Most notes that are kept, so that a hostile file cannot fill memory."""
 
 MAX_EXAMPLES: Final = 3
 MAX_CHANNELS: Final = 255
-"""What a record can hold; NCCL has 64, RCCL more."""
+"""Most channels of a record; NCCL has 64, RCCL more."""
 
 FLAG_FORCED: Final = 64
-"""The file says that this setting was asked for."""
+"""The file says that this setting was requested."""
 FLAG_COUNTED: Final = 32
-"""The record's number is its place among its rank's calls: the file does not number them."""
+"""The record's number is its place among its rank's calls, as the file does not number them."""
 FLAG_DEFAULT: Final = 128
-"""The file says that NCCL chose this setting by itself."""
+"""The file says that NCCL chose this setting."""
 
 DATATYPES: Final = (
     ("int8", 1), ("uint8", 1), ("int32", 4), ("uint32", 4), ("int64", 8), ("uint64", 8), ("float16", 2),
@@ -66,7 +66,7 @@ _DATATYPE_NAMES: Final[Mapping[str, int]] = {
 
 
 def datatype_index(name: str) -> int | None:
-    """NCCL's number of a data type from any spelling (`BFloat16`, `ncclFloat32`, `torch.half`); None if unknown."""
+    """NCCL's number of a data type in any spelling (`BFloat16`, `ncclFloat32`, `torch.half`); None if unknown."""
     key = name.strip().lower().removeprefix("torch.").removeprefix("nccl").replace("_", "").replace(" ", "")
     return _DATATYPE_NAMES.get(key)
 
@@ -77,7 +77,7 @@ def datatype_bytes(index: int) -> int | None:
 
 
 def element_bytes(name: Any) -> int | None:
-    """Bytes of one element of the data type of that name; None if it is unknown, or no text."""
+    """Bytes of one element of a data type by name; None if the name is unknown, or no text."""
     index = datatype_index(name) if isinstance(name, str) else None
     return None if index is None else datatype_bytes(index)
 
@@ -88,10 +88,10 @@ _DIVIDING: Final = (Collective.reduce_scatter, Collective.scatter)
 
 
 def total_bytes(collective: Collective, in_bytes: int | None, out_bytes: int | None, n_ranks: int | None) -> int | None:
-    """NCCL's total message bytes from the two sides of one rank's call; None: unknown.
+    """NCCL's total message bytes, from input and output of one rank's call; None: unknown.
 
-    Where ranks have shards, the total counts all of them: the larger side, or the smaller side times the ranks (a
-    gather's or scatter's larger side exists on its root only).
+    If ranks have shards, the total counts all of them: the larger side, or the smaller side times the ranks (a
+    gather's or scatter's larger side exists only on its root).
     """
     if collective in (*_JOINING, *_DIVIDING):
         shard, whole = in_bytes, out_bytes
@@ -111,9 +111,9 @@ def sized_call(
     summary: Summary,
     file_name: str,
 ) -> tuple[int | None, int]:
-    """Total bytes and ranks of one rank's call, from all that tells its ranks and from the bytes of its two sides.
+    """Total bytes and ranks of one rank's call, from all sources of its ranks, and the bytes of input and output.
 
-    The ranks are 0 if they are unknown, or told in contradictory ways, which the summary is told of.
+    The ranks are 0 if they are unknown, or if sources contradict each other, which the summary notes.
     """
     small, large = sorted(side or 0 for side in sides)
     implied = large // small if collective in (*_JOINING, *_DIVIDING) and small and large % small == 0 else None
@@ -124,12 +124,12 @@ def sized_call(
 
 
 def is_impossible(n_elements: Any) -> bool:
-    """Whether it is a number, but below 0 or above MAX_BYTES."""
+    """Whether the value is a number below 0 or above MAX_BYTES."""
     return isinstance(n_elements, int | float) and not 0 <= n_elements <= MAX_BYTES
 
 
 def communicator_id(*words: object) -> int:
-    """A 64-bit id from what identifies a communicator, equal on all of its ranks."""
+    """A 64-bit id from a communicator's identifying values, equal on all of its ranks."""
     text = "\0".join(str(word) for word in words).encode("utf-8", "replace")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
@@ -145,33 +145,33 @@ def _add(text: str, remarks: list[str]) -> None:
 
 @dataclass
 class Summary:
-    """What was found, what could not be used and why; filled in while the blocks are read."""
+    """What was found, and what could not be used, with reasons; reading blocks fills it in."""
 
     n_files: int = 0
     n_records: int = 0
     n_timed: int = 0
     """Records with a duration."""
     n_settings: int = 0
-    """Records that say which algorithm and protocol ran."""
+    """Records with an algorithm and a protocol."""
     n_joined: int = 0
-    """Timed records of single ranks that were joined to measurements; 0 where a format has nothing to join."""
+    """Timed records of single ranks that were joined to measurements; 0 if the format needs no joining."""
     unusable: Counter[LeftOut] = field(default_factory=Counter)
     """Reason -> how many entries were left out."""
     examples: dict[LeftOut, list[str]] = field(default_factory=dict)
-    """Reason -> the first such entries in words, where they say more than the reason does."""
+    """Reason -> its first entries in words, if they add to the reason."""
     faults: list[str] = field(default_factory=list)
-    """Files that are damaged, were cut, or are no trace, by their names."""
+    """Notes on files that are damaged, truncated or no trace."""
     notes: list[str] = field(default_factory=list)
     collective: Collective | None = None
-    """What the user says was run, for files that do not say it."""
+    """The collective that the user names, for files that name none."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the file says besides records: versions, model tables, hardware."""
+    """The file's facts besides records: versions, model tables, hardware."""
     columns_found: str = ""
-    """The columns of a table, as it names them; empty: no table."""
+    """The column names of a table; empty: no table."""
     fabrics: list[str] = field(default_factory=list)
     """The fabric ids under which its measurements are recorded."""
     extents: list[Extent] = field(default_factory=list)
-    """What its measurements are of."""
+    """Extents of its measurements."""
     is_named_after_folder: bool = False
     """Whether some fabric ids are only the folder's name."""
 
@@ -181,11 +181,11 @@ class Summary:
         return [*self.faults, *self.notes]
 
     def fault(self, text: str) -> None:
-        """Adds a file's fault, as `note`."""
+        """Add a file's fault; limited like `note`."""
         _add(text, self.faults)
 
     def note(self, text: str) -> None:
-        """Adds a note once; of very many, only the first are kept."""
+        """Add a note once; only the first MAX_REMARKS are kept."""
         _add(text, self.notes)
 
     def skip(self, reason: LeftOut, n_entries: int = 1, *examples: str) -> None:
@@ -202,7 +202,7 @@ class Summary:
         return ", such as ".join(filter(None, (reason.value, ", ".join(self.examples.get(reason, ())))))
 
     def tell(self, count: RankCount, file_name: str) -> None:
-        """Say what is wrong with what a file says of its ranks, or why their number is not known."""
+        """Note what is wrong with a file's ranks, or why their number is unknown."""
         if count.remark:
             self.note(f"{file_name}: {count.remark}")
         if count.contradiction:
@@ -210,14 +210,14 @@ class Summary:
             self.note(f"{file_name}: {count.contradiction}")
 
     def count(self, block: Block) -> None:
-        """Takes a block's records into the totals."""
+        """Add a block's records to the totals."""
         self.n_records += len(block)
         self.n_timed += int(np.count_nonzero(block["duration_us"] >= 0))
         self.n_settings += int(np.count_nonzero(block["algorithm"] != UNKNOWN_U1))
 
 
 def empty_block(n_rows: int) -> Block:
-    """`n_rows` records in which everything is unknown."""
+    """`n_rows` records with only unknown values."""
     block = np.zeros(n_rows, OBSERVATION)
     block["duration_us"] = -1.0
     block["memory_pressure"] = np.nan
@@ -295,7 +295,7 @@ class SequenceNumbers:
         return self.take(comm_id, collective, 1)
 
     def take(self, comm_id: int, collective: int, n_records: int) -> int:
-        """Take several numbers at once: the first of them, which the others follow."""
+        """Take several consecutive numbers at once; returns the first."""
         first = self._next[comm_id, collective]
         self._next[comm_id, collective] = first + n_records
         return first

@@ -1,6 +1,6 @@
-"""Files that cannot be imported, and why: known kinds that hold nothing to import, and tables that can nearly be read.
+"""Reasons for refusing files: known kinds without anything to import, and tables that can nearly be read.
 
-The message says what to do instead; "no known format" would not.
+The message says what to do instead, unlike "no known format".
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _OBJECTS: Final = {
         "take them elsewhere with `zerotune store export samples.csv --to measurements`",
     ),
 }
-"""What a JSON object of such a kind has at its beginning."""
+"""Texts at the beginning of a JSON object of each kind."""
 _BEGIN_OF_OBJECT_BYTES: Final = 2048
 _MEASURE: Final = "measure with nccl-tests, whose output is imported"
 _LOG: Final = "log with `zerotune launch --log-trace`, PyTorch's Flight Recorder or its profiler"
@@ -69,7 +69,7 @@ _FIRST_LINES: Final = {
     b"coll,nnodes,nranks,upto_bytes,": _RULES,
     b"colltype,bytesperrank,": _RULES,
 }
-"""How the first line of a table begins, without spaces and in lower case."""
+"""Beginnings of tables' first lines, without spaces and in lower case."""
 _NVIDIA_RULE: Final = re.compile(
     rb"(?m)^#?\s*collective_type\s*,\s*min_bytes|^[a-z]+,\d+,\d+,[a-z_]+,[a-z0-9]+,-?\d+,-?\d+,-?\d+"
 )
@@ -125,7 +125,7 @@ _ROW: Final = re.compile(
     rb"(?m)^ *\d+ +\d+ +(?:b?float\w*|half|double|u?int\w*|fp8\w*|f8\w*) +(?:[a-z]+ +)?-?\d[-\d. ]*$"
 )
 _LEAST_LETTERS: Final = 4
-"""Of a name that is short for another."""
+"""Least letters of an abbreviated name."""
 _SHOWN: Final = 80
 
 
@@ -144,7 +144,7 @@ def near_miss(begin: bytes) -> Refusal | None:
 
 
 def wrong_with(line: str, number: int) -> Refusal | None:
-    """What is wrong with the line that should name a table's columns, or that stands where it should."""
+    """What is wrong with the line that names a table's columns, or with the line in its place."""
     header = line.lstrip("# ")
     for separator, words in _SEPARATORS.items():
         names = {name.strip(' "').lower() for name in header.split(separator)}
@@ -180,7 +180,7 @@ def wrong_with(line: str, number: int) -> Refusal | None:
 
 
 def _missing_column(cells: Iterable[str]) -> str | None:
-    """The first column that this header lacks to be one of the tables; None if it lacks none, or is no such header."""
+    """The first column that a header of these tables lacks; None if it lacks none, or is no such header."""
     names = set(cells)
     n_own, n_tuner = len(names & _OWN), len(names & _TUNER)
     if max(n_own, n_tuner) < _LIKE_A_HEADER:

@@ -1,4 +1,4 @@
-"""One job's trace: a file, or the files of its ranks, as blocks, observations or measurements."""
+"""A trace, in a file or in one file per rank, as blocks, observations or measurements."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ MEASURING_FORMATS: Final = frozenset({"nccl_tests", "nccl_tests_json", "tuner_cs
 _RANK_BY_NAME: Final = frozenset(
     {"flight_recorder", "flight_recorder_pickle", "execution_trace", "chakra"}
 )
-"""Formats that may tell the rank in the file's name alone: equal files are two ranks' there."""
+"""Formats that may have the rank only in the file's name: equal files may be of two ranks."""
 
 
 class Trace:
     """The records of one or several files of one format; reading is lazy and may be repeated.
 
-    `summary` is complete once `blocks`, `observations` or `measurements` has been used up.
+    `summary` is complete after all of `blocks`, `observations` or `measurements` has been read.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Trace:
         self._n_others = 0
         self.summary = Summary(collective=collective)
         self.path = files[0][0]
-        """The file whose records came last."""
+        """The file of the latest records."""
         self.contents: dict[Path | None, hashlib.blake2b] = {}
-        """Hash of what `portions` found in each file, whatever the user says; under None where files make one trace."""
+        """Hash of each file's content in `portions`, without the user's options; under None if files are one trace."""
 
     @property
     def format_name(self) -> str:
@@ -75,16 +75,16 @@ class Trace:
 
     @property
     def record(self) -> str:
-        """What one of its records is, in words."""
+        """One of its records, in words."""
         return self._files[0][1].record
 
     @property
     def is_measurements(self) -> bool:
-        """True when the rows are measured settings (nccl-tests, tuner CSV) that `zerotune store import` stores."""
+        """True if the rows are measured settings (nccl-tests, tuner CSV) that `zerotune store import` stores."""
         return self.format_name in MEASURING_FORMATS
 
     def refuse_job(self, job_id: str | None) -> None:
-        """Check that nobody asks for one job of a trace whose format does not name jobs; only our own does.
+        """Refuse the request for one job of a trace whose format does not name jobs; only our own does.
 
         Raises:
             UserError: `job_id` is not None.
@@ -132,7 +132,7 @@ class Trace:
             if not bool(sane.all()):
                 self.summary.skip(LeftOut.no_bytes, int((~sane).sum()))
                 block = block[sane]
-            if self.is_measurements and self.format_name != "measurements_csv":  # a job's calls did run
+            if self.is_measurements and self.format_name != "measurements_csv":  # a job's calls really ran
                 block = without_impossible(block, self.summary)
             if len(block):
                 self.summary.count(block)
@@ -160,11 +160,11 @@ class Trace:
 
         Raises:
             TraceError: as `blocks`.
-            UserError: what the user says cannot be true of these records.
+            UserError: the user's facts contradict these records.
         """
         self._begin()
         for portion in self._portions(user_facts):
-            rows = without_impossible(portion.rows, self.summary)  # what the user says counts, too
+            rows = without_impossible(portion.rows, self.summary)  # the user's facts count, too
             if len(rows):
                 yield replace(portion, rows=rows)
         self._note_collective()
@@ -191,7 +191,7 @@ class Trace:
             yield from self._measured(iter(calls), user_facts, None, is_one_shape=len(shapes) == 1)
 
     def _without_copies(self) -> list[tuple[Path, Format]]:
-        """The files without copies. Equal files are copies: two ranks never measure exactly the same."""
+        """The files without copies; equal files are copies, as two ranks never measure exactly the same."""
         if self.format_name in _RANK_BY_NAME:
             return list(self._files)
         sizes = Counter(_n_bytes(path) for path, _ in self._files)
@@ -236,12 +236,12 @@ class Trace:
 
 
 def read_trace(path: str | Path, format_name: str | None = None, *, collective: Collective | None = None) -> Trace:
-    """The trace in a file, or in a folder with one file per rank; its records are read, and may be refused, later.
+    """The trace in a file, or in a folder with one file per rank; its records are read and checked later.
 
-    `collective` is what was run, for files that do not say it.
+    `collective` is the collective that ran, for files that do not name it.
 
     Raises:
-        TraceError: nothing is there, the format is unknown, or files of several formats lie together.
+        TraceError: there is no file, the format is unknown, or files have several formats.
     """
     path = Path(path)
     given = None if format_name is None else by_name(format_name)
@@ -281,7 +281,7 @@ def _n_bytes(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
-        return 0  # reading it says what is wrong
+        return 0  # reading it will raise the error
 
 
 def _digest(path: Path) -> bytes:
@@ -291,7 +291,7 @@ def _digest(path: Path) -> bytes:
             while piece := file.read(CHUNK_BYTES):
                 digest.update(piece)
     except TraceError:
-        return str(path).encode()  # damaged: reading it says so
+        return str(path).encode()  # damaged: reading it will raise the error
     return digest.digest()
 
 

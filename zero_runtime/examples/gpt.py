@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class GPTShape:
-    """Lengths of the model: vocabulary, context, layers, heads, width."""
+    """Sizes of the model: vocabulary, context, layers, heads, width."""
 
     n_tokens: int = 256
     n_context: int = 128
@@ -34,7 +34,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * shape.width, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, time, width] to the same shape."""
+        """Maps [batch, time, width] to the same shape."""
         batch, time, width = x.shape
         heads = (batch, time, 3, self.n_heads, width // self.n_heads)
         q, k, v = self.qkv(self.norm_attention(x)).view(heads).permute(2, 0, 3, 1, 4)
@@ -62,7 +62,7 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02 * scale)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """[batch, time] to the mean loss, or to logits [batch, time, n_tokens] without targets."""
+        """Maps [batch, time] to the mean loss, or to logits [batch, time, n_tokens] without targets."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)

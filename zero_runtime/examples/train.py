@@ -18,7 +18,7 @@ from zerotune.zero_runtime.examples.gpt import GPT, GPTShape
 
 
 def main() -> None:
-    """One loss per step, the mean over ranks, in the log; every now and then on standard output, too."""
+    """Trains, and logs the mean loss over ranks at each step; prints it at some steps."""
     parser = argparse.ArgumentParser(description=__doc__)
     numbers = {"stage": 3, "steps": 20, "batch": 4, "layers": 4, "width": 128, "seed": 0, "print-every": 50}
     for name, default in numbers.items():

@@ -1,1 +1,1 @@
-"""Where every parameter lies in flat buffers, and which rank owns which part."""
+"""Places of parameters in flat buffers, and the parts that ranks own."""

@@ -1,4 +1,4 @@
-"""Reads a model: its parameters with all their holders, and the layers that are worth gathering one by one."""
+"""Finds a model's parameters with all their holders, and its layers to gather one by one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def managed_parameters(model: nn.Module) -> list[Managed]:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether it has parameters, and a forward around which they can be gathered; a ParameterList has none."""
+    """Whether the module has parameters and a forward, around which they can be gathered; a ParameterList has none."""
     has_forward = getattr(module.forward, "__func__", None) is not nn.Module.forward
     return has_forward and next(module.parameters(), None) is not None
 
@@ -51,14 +51,14 @@ def default_layers(model: nn.Module) -> list[nn.Module]:
 
 
 Part = tuple[str, nn.Module, list[Managed]]
-"""A name, the module, the parameters that it owns."""
+"""A name, the module, and the parameters that it owns."""
 
 
 def assign(model: nn.Module, layers: Sequence[nn.Module]) -> list[Part]:
     """(name, module, its parameters) for the root and each layer.
 
-    A parameter belongs to the innermost layer around every place that holds it: what two layers share goes to the layer
-    around both, or to the root.
+    A parameter belongs to the innermost layer around all its holders: a parameter that two layers share goes to the
+    layer around both, or to the root.
 
     Raises:
         SettingsError: a layer is not part of the model.
@@ -97,10 +97,10 @@ def agree_on_model(description: str, group: dist.ProcessGroup, device: torch.dev
     Args:
         description: names, shapes and settings that must be equal on all ranks; only its hash is sent.
         group: ranks that compare; all of them call this.
-        device: where the group's backend wants its tensors.
+        device: the device of tensors for the group's backend.
 
     Raises:
-        SettingsError: on every rank, naming those that differ from rank 0.
+        SettingsError: on every rank; the text names the ranks that differ from rank 0.
     """
     everyone = _digests(description, group, device)
     odd = [rank for rank, other in enumerate(everyone) if not torch.equal(other, everyone[0])]
@@ -112,11 +112,11 @@ def agree_on_model(description: str, group: dist.ProcessGroup, device: torch.dev
 
 
 def tell_others(mistake: SettingsError, model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Takes part in what the others compare, so that a mistake of this rank alone does not leave them waiting.
+    """Takes part in the others' comparison, so that they do not wait if only this rank has a mistake.
 
     Args:
         mistake: what this rank found; its text makes the hash differ from that of every other rank.
-        model: its first parameter says which device to use; without parameters nobody compares.
+        model: its first parameter gives the device; a model without parameters is not compared.
     """
     parameter = next(model.parameters(), None)
     if parameter is not None:
@@ -127,4 +127,4 @@ def _digests(description: str, group: dist.ProcessGroup, device: torch.device) -
     digest = torch.tensor(list(hashlib.sha256(description.encode()).digest()), dtype=torch.uint8, device=device)
     everyone = [torch.empty_like(digest) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, digest, group=group)
-    return [one.cpu() for one in everyone]  # a few bytes are compared there without a kernel for each
+    return [one.cpu() for one in everyone]  # the CPU compares few bytes without a kernel for each

@@ -6,8 +6,8 @@ What a rank keeps at rest, in the words of the ZeRO paper (Ψ elements, N_d rank
     stages 1 and 2      kept            part of whole   this rank's slices
     stage 3             only while used part of whole   this rank's slices
 
-Without mixed precision the shard is its own master, and no second copy exists: stage 3 keeps the shard then. With it,
-stage 3 keeps the master alone, and rounds it into its place in the whole right before that is gathered.
+Without mixed precision the shard is its own master, and stage 3 keeps the shard without a second copy. With mixed
+precision stage 3 keeps only the master, and rounds it into its place in the whole right before the gather.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Flat:
     Args:
         managed: the parameters, in the model's order.
         partitioned: True in stage 3: whole parameters exist only between `gather` and `free`.
-        max_chunk_bytes: C_B, the most that one collective moves.
+        max_chunk_bytes: C_B, the most bytes that one collective moves.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Flat:
         layout = self.layout
         self.whole = torch.empty(layout.numel, dtype=compute_dtype, device=self.device)
         self._views = [self.whole[s.offset : s.end].view(s.shape) for s in layout.slots]
-        # At rest a stage-3 parameter keeps its shape and dtype, takes one element of memory, refuses to be read and
-        # written, and is NaN for what cannot be refused, if its dtype has one.
+        # At rest a stage-3 parameter keeps its shape and dtype and takes one element of memory. It refuses reads and
+        # writes; if a read cannot be refused, it gives NaN, if the dtype has NaN.
         value = float("nan") if compute_dtype.is_floating_point or compute_dtype.is_complex else 0
         nothing = torch.full((), value, dtype=compute_dtype, device=self.device)
         self._placeholders = [nothing.expand(s.shape) for s in layout.slots]
-        self.shown: Sequence[Tensor] = ()  # what each parameter's data is now
+        self.shown: Sequence[Tensor] = ()  # each parameter's present data
         self._is_kept = False
-        self._works: dict[int, tuple[Work, range]] = {}  # by chunk, with all that it gathers
+        self._works: dict[int, tuple[Work, range]] = {}  # by chunk: the work, with all chunks that it gathers
         self.has_master = compute_dtype != self.master_dtype
         if partitioned and not self.has_master:
             self.slices = self._beside_whole(compute_dtype)
@@ -91,33 +91,33 @@ class Flat:
         self.masters = self._beside_whole(self.master_dtype) if self.has_master else self.slices
 
     def _beside_whole(self, dtype: torch.dtype) -> list[Tensor]:
-        """Memory of its own for this rank's slices, one behind another."""
+        """Separate memory for this rank's slices, one behind another."""
         shard = torch.empty(self.layout.shard_numel, dtype=dtype, device=self.device)
         return [shard[c.shard_start : c.shard_start + c.shard_numel] for c in self.layout.chunks]
 
     @property
     def chunk_bytes(self) -> int:
-        """Of the largest chunk."""
+        """Bytes of the largest chunk."""
         return self.layout.chunks[0].numel * self.compute_dtype.itemsize if self.layout.chunks else 0
 
     @property
     def whole_bytes(self) -> int:
-        """Of the whole parameters, padding included."""
+        """Bytes of the whole parameters, padding included."""
         return self.layout.numel * self.compute_dtype.itemsize
 
     def coalesce(self, bucket_bytes: int) -> None:
-        """Sends neighbouring chunks together, as many as make up at most `bucket_bytes`, and one at least."""
+        """Sends neighbouring chunks together, up to `bucket_bytes`, but at least one."""
         indices = range(len(self.layout.chunks))
         n_together = max(1, bucket_bytes // max(1, self.chunk_bytes))
         self.coalesced_groups = [indices[start : start + n_together] for start in range(0, len(indices), n_together)]
 
     def gather_first(self, chunks: Sequence[int]) -> None:
-        """From now on these chunks are gathered ahead of the others: everything waits for them."""
+        """Gathers these chunks before the others from now on, as everything waits for them."""
         self._first = frozenset(chunks)
 
     @torch.no_grad()
     def adopt(self, broadcast_group: dist.ProcessGroup | None) -> None:
-        """Takes over the model's values, those of rank 0 where a group is given, chunk by chunk."""
+        """Copies the model's values chunk by chunk; if a group is given, those of rank 0."""
         for index, chunk in enumerate(self.layout.chunks):
             stage = torch.zeros(chunk.numel, dtype=self.parameters[0].dtype, device=self.device)
             for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
@@ -155,7 +155,7 @@ class Flat:
         if self.partitioned:
             self._round_master()
         chunks = self.layout.chunks
-        # Those with one of the first chunks come first.
+        # Works with one of the first chunks come first.
         for coalesced in sorted(self.coalesced_groups, key=self._first.isdisjoint):
             phases.announce(phase)
             pairs = [(self.whole[chunks[i].start : chunks[i].end], self.slices[i]) for i in coalesced]
@@ -163,19 +163,19 @@ class Flat:
             self._works.update(dict.fromkeys(coalesced, (work, coalesced)))
 
     def finish_gather(self, chunks: Sequence[int] | None = None) -> None:
-        """Waits until the given chunks are whole; in stage 3 the parameters then show their values."""
+        """Waits until the given chunks are whole; in stage 3 the parameters then have their values."""
         if self._works:
             for index in tuple(self._works) if chunks is None else chunks:
                 if index in self._works:
                     work, coalesced = self._works[index]
                     work.wait()
-                    for gathered in coalesced:  # gloo's work must be waited for once only
+                    for gathered in coalesced:  # gloo's work must be waited for only once
                         self._works.pop(gathered, None)
         if self.partitioned:
             self._point(self._views)
 
     def free(self) -> None:
-        """Drops the whole parameters; what autograd saved of them is refilled by the next gather."""
+        """Drops the whole parameters; the next gather refills views that autograd saved."""
         if not self._is_kept:
             self._point(self._placeholders)
             self.whole.untyped_storage().resize_(0)
@@ -188,17 +188,17 @@ class Flat:
     def keep(self) -> None:
         """From now on `free` leaves the whole parameters in memory, since something outside refers to it.
 
-        Gathers go on, as other ranks may not have seen this: they write the values that are there, and new ones after
+        Gathers continue, as other ranks may not know: they write the same values, and new ones after
         a step.
         """
         self._is_kept = True
 
     def publish_master(self) -> None:
-        """Rounds the updated master copy into what is gathered next; stage 3 does that right before the gather."""
+        """Rounds the updated master copy into the next gather's buffer; stage 3 does that right before the gather."""
         if not self.partitioned:
             self._round_master()
         elif self._is_kept:
-            self._point(self._placeholders)  # lest old values be read
+            self._point(self._placeholders)  # so that old values cannot be read
 
     @torch.no_grad()
     def _round_master(self) -> None:

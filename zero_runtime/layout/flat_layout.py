@@ -1,4 +1,4 @@
-"""Where every parameter lies in a flat buffer and who owns which part: pure arithmetic, no tensors.
+"""Computes places of parameters in a flat buffer, and the ranks that own its parts; no tensors here.
 
     flat buffer   | p0      | p1 |gap| p2                    | tail |
     chunks        |        chunk 0        |        chunk 1          |
@@ -6,7 +6,7 @@
 
 Parameters lie one behind another, each at an aligned offset. The buffer is cut into chunks of at most a
 constant number of bytes (C_B), and each chunk into one equal slice per rank, so that one collective moves one
-chunk and every rank's share is even, whatever the shapes. A rank's *shard* is its slices, one behind another.
+chunk and all ranks' shares are equal, whatever the shapes. A rank's *shard* is its slices, one behind another.
 All numbers are elements.
 """
 
@@ -41,7 +41,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one collective moves: `[start, start + numel)` of the flat buffer, an equal slice for each rank."""
+    """One collective's part `[start, start + numel)` of the flat buffer, with an equal slice for each rank."""
 
     start: int
     numel: int
@@ -94,7 +94,7 @@ class Layout:
 
     @cached_property
     def gaps(self) -> tuple[tuple[int, int], ...]:
-        """(start, end) of every stretch that belongs to no parameter."""
+        """(start, end) of every range that belongs to no parameter."""
         gaps, position = [], 0
         for start, end in [(s.offset, s.end) for s in self.slots] + [(self.numel, self.numel)]:
             if start > position:
@@ -108,12 +108,12 @@ class Layout:
         return range(held[0], held[-1] + 1) if held and slot.numel else range(0)
 
     def rank_slice(self, chunk: Chunk, rank: int) -> tuple[int, int]:
-        """(start, end) in the flat buffer of what `rank` owns of `chunk`."""
+        """(start, end) in the flat buffer of the slice of `chunk` that `rank` owns."""
         start = chunk.start + rank * chunk.shard_numel
         return start, start + chunk.shard_numel
 
     def pieces(self, rank: int) -> tuple[Piece, ...]:
-        """What `rank` owns, in the order of its shard."""
+        """Pieces that `rank` owns, in the order of its shard."""
         pieces = []
         for chunk in self.chunks:
             start, end = self.rank_slice(chunk, rank)
@@ -136,12 +136,12 @@ def plan_layout(
 ) -> Layout:
     """Lays the parameters out in their order, in chunks of nearly equal length ≤ `max_chunk_numel`.
 
-    A chunk never shrinks below one aligned slice per rank, even where `max_chunk_numel` asks for less.
+    A chunk has at least one aligned slice per rank, even if `max_chunk_numel` is smaller.
 
     Args:
-        named_shapes: name and shape of each parameter, in the order in which they are to lie.
+        named_shapes: name and shape of each parameter, in the order of the buffer.
         max_chunk_numel: most elements that one collective moves.
-        alignment: elements; every parameter and every slice begins at a multiple.
+        alignment: in elements; every parameter and every slice begins at a multiple.
 
     Returns:
         The plan; without parameters it has no chunks.

@@ -1,4 +1,4 @@
-"""Cuts a world into groups: ranks that share one copy of the states, and ranks that hold the same shard."""
+"""Divides a world into groups: ranks that share one copy of the states, and ranks with the same shard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import SettingsError
 def hybrid_groups(
     world: dist.ProcessGroup, n_ranks_per_shard: int | None
 ) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
-    """(ranks that share one copy of the states, ranks that hold the same shard) of this rank.
+    """This rank's groups: (ranks that share one copy of the states, ranks with the same shard).
 
     Raises:
         SettingsError: the world is not a multiple of `n_ranks_per_shard`.
@@ -36,7 +36,7 @@ def hybrid_groups(
 
 
 def _new_groups(lines: Sequence[Sequence[int]], world: dist.ProcessGroup) -> list[dist.ProcessGroup]:
-    """One group per line of ranks. Where not the whole world calls, only members of a line may."""
+    """One group per line of ranks. If not the whole world calls, only members of a line make its group."""
     everyone = len(dist.get_process_group_ranks(world)) == dist.get_world_size()
     own = dist.get_rank()
     return [

@@ -1,4 +1,4 @@
-"""Neighbouring elements of a flattened tensor as boxes of the tensor: common to checkpoints of any sharding."""
+"""Ranges of a flattened tensor as boxes of the tensor, which checkpoints of any sharding have in common."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes
 
 
 def boxes(shape: tuple[int, ...], start: int, end: int) -> list[Box]:
-    """A range of elements of the row-major flattened tensor, as at most 2·dims − 1 boxes.
+    """A range of the row-major flattened tensor, as at most 2·dims − 1 boxes.
 
-    A first row that is cut, whole rows, a last row that is cut; the cut rows likewise, one dimension down.
+    These are a partial first row, whole rows, and a partial last row; partial rows are split in the same way.
 
     Returns:
         (offsets, sizes) of each box, one number per dimension, in the order of the elements; none if the range is

@@ -1,4 +1,4 @@
-"""What a parameter of stage 3 is while a rank holds its shard only: its values cannot be read by mistake."""
+"""Placeholders of stage-3 parameters while a rank has only its shard: they refuse reads of values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NAME = "_zero_runtime_name"
 
 
 class ShardedPlaceholder(nn.Parameter):
-    """The class of a parameter that is not whole: it tells its shape, its gradient and the like, and no value.
+    """The class of a parameter that is not whole: it has its shape, gradient and the like, but no values.
 
-    To change an object's class takes less than 0.1 us, and a whole parameter is a plain one, also for torch.compile.
+    Changing an object's class takes less than 0.1 us, and a whole parameter is a plain one, also for torch.compile.
     """
 
     @classmethod
@@ -27,10 +27,10 @@ class ShardedPlaceholder(nn.Parameter):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """What torch answers.
+        """Torch's answer, if it needs no values.
 
         Raises:
-            LifecycleError: the answer was made of a parameter's values.
+            LifecycleError: the answer depends on a parameter's values.
         """
         # torch does not annotate it.
         found = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
@@ -49,13 +49,13 @@ class ShardedPlaceholder(nn.Parameter):
 
 
 def make_placeholder(parameter: nn.Parameter, name: str) -> None:
-    """Its values are gone; a class of the user's own stays as it is."""
+    """Marks a parameter as without values; a user's own class is kept."""
     if type(parameter) is nn.Parameter:
         vars(parameter)[NAME] = name
         parameter.__class__ = ShardedPlaceholder
 
 
 def make_plain(parameter: nn.Parameter) -> None:
-    """Its values come back."""
+    """Marks a parameter as having values again."""
     if type(parameter) is ShardedPlaceholder:
-        parameter.__class__ = nn.Parameter  # type: ignore[assignment]  # the class it was made with
+        parameter.__class__ = nn.Parameter  # type: ignore[assignment]  # its original class

@@ -1,8 +1,8 @@
-"""The norm of all gradients, of which every rank has a part.
+"""The norm of all gradients, which are spread over ranks.
 
-Shards of one group are disjoint, so powers of their norms add up. Model-parallel ranks have parts of some
-parameters and equal copies of others; as Megatron does, parts are marked by `tensor_model_parallel = True` on the
-parameter, and copies count once.
+Shards of one group are disjoint, so powers of their norms add up. Model-parallel ranks have parts of some parameters
+and equal copies of others. As in Megatron, `parameter.tensor_model_parallel = True` marks parts, and copies count
+once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .sharded import ShardSlice
 
 
 def counted(slices: Sequence[ShardSlice], model_parallel_group: dist.ProcessGroup | None) -> list[Tensor]:
-    """This rank's gradients, without those that another model-parallel rank counts already."""
+    """This rank's gradients, without those that another model-parallel rank counts."""
     found = [
         (shard_slice, shard_slice.parameter.grad) for shard_slice in slices if shard_slice.parameter.grad is not None
     ]
@@ -45,9 +45,9 @@ def global_norm(
     Args:
         parts: this rank's gradients, of any shape, each element on one rank only; see `counted`.
         norm_type: p of the p-norm; infinity is the largest magnitude.
-        collectives: the engine's, by which powers of norms are summed.
-        groups: whose ranks hold other parts; the data-parallel one, and the model-parallel one if there is one.
-        device: of the result where this rank has no gradients.
+        collectives: the engine's; they sum powers of norms.
+        groups: groups of ranks with other parts: the data-parallel one, and the model-parallel one if there is one.
+        device: the result's device if this rank has no gradients.
 
     Returns:
         A scalar, equal on all ranks.
@@ -59,7 +59,7 @@ def global_norm(
         for group in groups:
             everyone = [torch.zeros_like(total) for _ in range(dist.get_world_size(group))]
             phases.announce(phases.OTHER)
-            dist.all_gather(everyone, total, group=group)  # a maximum on the way might lose NaN
+            dist.all_gather(everyone, total, group=group)  # the backend's maximum might lose NaN
             total = torch.stack(everyone).max()
         return total
     powers = (own**norm_type).sum()

@@ -1,6 +1,6 @@
-"""Refuses an optimizer over a sharded model's own parameters: their gradients are the engine's, so it trains nothing.
+"""Refuses an optimizer over a sharded model's own parameters: the engine has their gradients, so it trains nothing.
 
-torch calls the check before every optimizer's step, whoever made it; each optimizer is looked through once.
+torch calls this check before every optimizer's step; each optimizer is checked once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _hooked: list[Any] = []
 
 
 def mark(parameters: Iterable[nn.Parameter]) -> None:
-    """From now on these are sharded."""
+    """Marks these parameters as sharded."""
     if not _hooked:
         _hooked.append(register_optimizer_step_pre_hook(_refuse))
     for parameter in parameters:
@@ -29,12 +29,12 @@ def mark(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def is_marked(parameter: nn.Parameter) -> bool:
-    """Whether an engine has it already."""
+    """Whether an engine has sharded the parameter."""
     return _MARK in vars(parameter)
 
 
 def _refuse(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if torch.compiler.is_compiling() or optimizer in _right:  # what is compiled is not looked through
+    if torch.compiler.is_compiling() or optimizer in _right:  # compiled steps are not checked
         return
     if any(is_marked(parameter) for group in optimizer.param_groups for parameter in group["params"]):
         name = type(optimizer).__name__

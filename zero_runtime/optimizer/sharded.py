@@ -1,8 +1,8 @@
 """torch's own optimizers on flat shards: a genuine `torch.optim` object whose parameters are this rank's slices.
 
-Hooks of the optimizer do the rest: before a step the reductions complete and become `.grad`, after it the
-gradients are gone and the updated slices are published. So schedulers, param groups, `fused=True` and the
-optimizer's own state dict work as they do in one process.
+The optimizer's hooks do the rest: before a step the reductions complete and become `.grad`; after it the
+gradients are dropped and the updated slices are published. So schedulers, param groups, `fused=True` and the
+optimizer's own state dict work as in one process.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ..layout.flat_buffer import Flat
 from ..layout.flat_layout import Piece
 from ..stages.gradients import FlatGradients, PendingReductions
 
-# Their update of one element depends on others of the same tensor, which a shard does not have.
+# Their update of an element depends on other elements of the same tensor, which a shard lacks.
 NOT_ELEMENTWISE = {"LBFGS", "Adafactor", "Muon", "SparseAdam"}
 SLICE_NUMEL = 1 << 17
-"""A slice with so many elements takes no more parameters: optimizers make temporaries of its size, and pass
-over it many times, which is faster where it stays in a core's cache."""
+"""A slice with this many elements gets no more parameters: optimizers make temporaries of its size, and pass over it
+many times, which is faster if it stays in a core's cache."""
 
 
 @dataclass(frozen=True)
 class ShardSlice:
-    """Neighbouring elements of a shard that one optimizer parameter stands for.
+    """Neighbouring elements of a shard that are one parameter of the optimizer.
 
     parameter: shares the master copy's memory. pieces: the model's parameters in it, in order; padding
     between and behind them is zero and stays so.
@@ -44,22 +44,22 @@ class ShardSlice:
 
     @property
     def flat(self) -> Flat:
-        """The buffer that the slice lies in."""
+        """The slice's flat buffer."""
         return self.gradients.flat
 
 
 def plan_slices(
     gradients: FlatGradients, group_of: Callable[[int], int], by_piece: bool
 ) -> dict[int, list[ShardSlice]]:
-    """Cuts a shard into few slices such that each belongs to one param group.
+    """Cuts a shard into few slices, each of one param group.
 
     Args:
-        gradients: of one flat buffer, whose shard is cut.
+        gradients: the gradients of the flat buffer whose shard is cut.
         group_of: index of the param group by index of the slot.
-        by_piece: one slice per parameter, so that the optimizer can skip unused ones.
+        by_piece: cut one slice per parameter, so that the optimizer can skip unused ones.
 
     Returns:
-        Slices by index of the param group, in the shard's order; groups without elements here are missing.
+        Slices by index of the param group, in the shard's order; groups without elements on this rank are missing.
     """
     flat = gradients.flat
     pieces = flat.layout.pieces(flat.rank)
@@ -87,7 +87,7 @@ def plan_slices(
 
 
 def _address(flat: Flat, shard_offset: int) -> int:
-    """Offset within the masters' storage of an element of the shard."""
+    """Offset of a shard's element within the masters' storage."""
     for chunk, master in zip(flat.layout.chunks, flat.masters, strict=True):
         if shard_offset < chunk.shard_start + chunk.shard_numel:
             return int(master.storage_offset()) + shard_offset - chunk.shard_start
@@ -123,14 +123,14 @@ class ShardedGradients:
             for gradients in changed:
                 is_ready = gradients.is_ready
                 for shard_slice in sorted(slices[id(gradients)], key=lambda one: one.start):
-                    gradients.release(shard_slice.start)  # of copies that the optimizer has, no sums lie beside them
+                    gradients.release(shard_slice.start)  # the optimizer has copies, so the sums can be freed
                     self._lend(shard_slice, is_ready, unused)
                 gradients.hand_over()
         return [shard_slice.parameter.grad for shard_slice in self.slices if shard_slice.parameter.grad is not None]
 
     @staticmethod
     def _lend(shard_slice: ShardSlice, is_ready: bool, unused: set[tuple[int, int]]) -> None:
-        """Shows the optimizer one slice's gradient."""
+        """Lends the optimizer one slice's gradient."""
         gradients, parameter = shard_slice.gradients, shard_slice.parameter
         if not is_ready or (id(gradients), shard_slice.pieces[0].slot) in unused:
             parameter.grad = None
@@ -142,7 +142,7 @@ class ShardedGradients:
             parameter.grad = values
 
     def _unused(self) -> set[tuple[int, int]]:
-        """(gradients, slot) of parameters that no rank has a gradient for."""
+        """(gradients, slot) of parameters without a gradient on any rank."""
         keys = [(id(g), slot) for g in self._gradients for slot in range(len(g.layout.slots))]
         seen = {(id(g), slot) for g in self._gradients for slot in g.seen}
         first = self._gradients[0].flat
@@ -171,9 +171,9 @@ def build_optimizer(
     """A `cls` over this rank's slices.
 
     Args:
-        sharded: is told the slices, to lend them their gradients.
-        groups: as torch's param groups, over the model's parameters; None: all in one group.
-        find_unused: parameters that got no gradient in a step are skipped, as torch skips them; needs a slice for each.
+        sharded: gets the slices, to lend them their gradients.
+        groups: torch's param groups over the model's parameters; None: all in one group.
+        find_unused: skip parameters without a gradient in a step, as torch does; each parameter gets its own slice.
 
     Returns:
         The optimizer; its parameters are the slices.

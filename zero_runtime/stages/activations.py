@@ -1,7 +1,7 @@
 """P_a: activation checkpoints partitioned among model-parallel ranks, and P_a+cpu: moved to CPU memory.
 
-Tensor parallelism replicates a block's input on all its ranks. Checkpointing keeps just that input; so each
-rank keeps 1/n of it, and one all-gather per block brings it back right before the block is computed again.
+Tensor parallelism replicates a block's input on all its ranks. Checkpointing keeps only that input. So each
+rank keeps 1/n of it, and one all-gather per block restores it right before the block is computed again.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .. import collectives, phases
 
 
 class PartitionedActivations:
-    """Checkpoints blocks such that their inputs are kept in shares.
+    """Checkpoints blocks and keeps their inputs in shares.
 
     Args:
-        group: the model-parallel ranks, whose inputs of a block are equal.
+        group: the model-parallel ranks, which have equal inputs of a block.
         offload: keep the share in CPU memory (P_a+cpu).
     """
 

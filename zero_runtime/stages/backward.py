@@ -1,7 +1,7 @@
-"""What happens to gradients while backward runs, and once when it ends.
+"""Handles gradients during backward, and once at its end.
 
-autograd calls us after it has produced each parameter's gradient, and, by a callback queued at the first sign
-of a backward pass, after the whole of it.
+autograd calls this module after producing each parameter's gradient. A callback, queued at the first sign of a backward
+pass, also calls it after the whole pass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .unit import Unit
 
 
 class Parameters(Protocol):
-    """Who holds the whole parameters: `PartitionedParameters` or `ReplicatedParameters`."""
+    """Protocol of `PartitionedParameters` and `ReplicatedParameters`, which hold whole parameters."""
 
     def begin_backward(self) -> None:
         """A pass begins."""
@@ -27,7 +27,7 @@ class Parameters(Protocol):
         """Every trainable parameter of the unit has its gradient."""
 
     def finish_units(self) -> None:
-        """The pass is over: what this rank did not use is still to be gathered and freed."""
+        """The pass is over: gather and free the units that this rank did not use."""
 
     def end_backward(self) -> None:
         """Gradients are sent; nothing needs whole parameters any more."""
@@ -62,20 +62,20 @@ class BackwardPass:
             self._missing[id(unit)] = sum(len(g.flat.parameters) for g in unit.gradients)
 
     def is_done(self, unit: Unit) -> bool:
-        """Whether every trainable parameter of the unit has delivered in this pass."""
+        """Whether every trainable parameter of the unit has its gradient in this pass."""
         return self._missing[id(unit)] <= 0
 
     def begin(self) -> None:
-        """Called at every sign of a backward pass; the first one counts."""
+        """Begins a backward pass at its first sign; later calls do nothing."""
         if self.active:
             return
         self.active = True
-        self._pending.complete_all()  # last pass's buckets may be written again
+        self._pending.complete_all()  # so that the last pass's buckets may be reused
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
         self._parameters.begin_backward()
 
     def is_under_way(self) -> bool:
-        """Whether a pass runs now; one that ended by an exception is forgotten."""
+        """Whether a pass runs now; a pass that ended by an exception does not count."""
         if self.active and torch._C._current_graph_task_id() == -1:
             self.active = False
             self._reset()
@@ -85,7 +85,7 @@ class BackwardPass:
         """Refuses the backward of a forward that ran before the last optimizer step.
 
         Raises:
-            LifecycleError: `n_steps`, as counted at the forward, is not the present number.
+            LifecycleError: `n_steps`, the count at the forward, is not the present count.
         """
         if n_steps != self.n_steps:
             raise LifecycleError(

@@ -1,10 +1,10 @@
-"""Gradients on their way from backward into the shards: buckets, reduce-scatter, accumulation.
+"""Moves gradients from backward into the shards: buckets, reduce-scatter, accumulation.
 
-As autograd produces a gradient it is moved into the bucket of its chunk; a full bucket is reduce-scattered
-while backward goes on, and the sum, times 1/n_ranks, lands in the shard. Stages 2 and 3 keep a bucket only until
-it is reduced. Stage 1 keeps all buckets side by side in one buffer of the model's length, and the sums in it, each
-in the place of this rank's slice; only where a second pass adds to them does it need a shard beside it. Sums that the
-optimizer needs in another dtype lie apart, one per chunk, so that each can go as soon as its copy is made.
+When autograd produces a gradient, it is moved into the bucket of its chunk. A full bucket is reduce-scattered
+while backward continues, and the sum, times 1/n_ranks, is stored in the shard. Stages 2 and 3 keep a bucket only until
+it is reduced. Stage 1 keeps all buckets side by side in one buffer of the model's length, with each sum in the place
+of this rank's slice; it needs a separate shard only if a second pass adds to the sums. Sums that the optimizer needs
+in another dtype are separate tensors, one per chunk, so that each can be freed as soon as its copy is made.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ..layout.flat_layout import Slot
 
 @dataclass(frozen=True)
 class Sum:
-    """What a reduction makes of one chunk."""
+    """A reduction's result for one chunk."""
 
     chunk: int
     reduced: Tensor
     source: Tensor  # kept alive while the collective reads it
-    first: bool  # writes the shard rather than adding to it
+    first: bool  # write to the shard instead of adding to it
 
 
 @dataclass
 class PendingReduction:
-    """A reduction under way, of chunks that were sent together."""
+    """A running reduction of chunks that were sent together."""
 
     work: Work
     flat: FlatGradients
@@ -45,19 +45,19 @@ class PendingReduction:
 
 
 class PendingReductions:
-    """Reductions under way, at most `limit` at a time, finished in the order they were issued."""
+    """Running reductions, at most `limit` at a time, finished in the order of issue."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.queue: deque[PendingReduction] = deque()
 
     def make_room(self) -> None:
-        """Finishes the oldest until one more may be under way."""
+        """Finishes the oldest reductions until one more may run."""
         while len(self.queue) >= self._limit:
             self.complete_oldest()
 
     def push(self, reduction: PendingReduction) -> None:
-        """Adds one, first finishing the oldest when too many are under way."""
+        """Adds a reduction; first finishes the oldest if too many are running."""
         self.make_room()
         self.queue.append(reduction)
 
@@ -80,8 +80,8 @@ class ReduceSettings:
     dtype: of buckets, of the collective, and of the accumulated shard.
     keep_local: True in stage 1: a buffer of the model's length stays.
     all_reduce: the stage-1 variant of the articles: every rank gets every sum, and uses its own slice.
-    prescale: divide before the sum instead of after, as gradients are moved into buckets: for fp16, which could
-        overflow in the sum, and where that changes no bit.
+    prescale: divide gradients as they are moved into buckets, instead of after the sum: for fp16, which could overflow
+        in the sum, and if that changes no bit.
     """
 
     dtype: torch.dtype
@@ -113,17 +113,17 @@ class FlatGradients:
         self._missing = [len(members) for members in self.slots_of]
         self._arrived: list[set[int]] = [set() for _ in chunks]
         self.buckets: list[Tensor | None] = [None] * len(chunks)  # being filled, by chunk
-        self._local: Tensor | None = None  # stage 1: what buckets are slices of
+        self._local: Tensor | None = None  # stage 1: the buffer that buckets are slices of
         self.seen: set[int] = set()  # slots that got a gradient since the gradients were last cleared
-        self._shard: Tensor | None = None  # sums that the optimizer sees as they are lie side by side
+        self._shard: Tensor | None = None  # sums that the optimizer uses without a copy, side by side
         self.changed = False  # since the shard was last turned into the optimizer's gradients
-        self.is_handed_over = False  # earlier sums are in those gradients only
+        self.is_handed_over = False  # only those gradients have earlier sums
         self._ends = [chunk.shard_start + chunk.shard_numel for chunk in chunks]  # within the shard
         self._is_apart = False  # stage 1: the sums were moved out of the buckets
-        self._sums: list[Tensor | None] = [None] * len(chunks)  # by chunk; None: nothing was sent towards it yet
+        self._sums: list[Tensor | None] = [None] * len(chunks)  # by chunk; None: nothing was sent for it yet
 
     def _part(self, slot: Slot, chunk: int) -> tuple[int, slice, slice | None]:
-        """(chunk, where in its bucket, which of the parameter's elements lie there; None: all)."""
+        """(chunk, range in its bucket, the parameter's elements in that range; None: all)."""
         plan = self.layout.chunks[chunk]
         low, high = max(slot.offset, plan.start), min(slot.end, plan.end)
         is_whole = (low, high) == (slot.offset, slot.end)
@@ -150,8 +150,8 @@ class FlatGradients:
         """Moves one parameter's gradient into its buckets.
 
         Args:
-            gradient: of the parameter's shape, dense or sparse.
-            final: no more is to come for this parameter before its bucket is summed.
+            gradient: a tensor of the parameter's shape, dense or sparse.
+            final: this parameter gets no more gradients before its bucket is summed.
         """
         self.seen.add(slot_index)
         if gradient.is_sparse:
@@ -172,7 +172,7 @@ class FlatGradients:
                 self._missing[chunk] -= 1
 
     def is_complete(self, coalesced: Sequence[int]) -> bool:
-        """Whether every parameter with elements in the chunks has delivered."""
+        """Whether every parameter with elements in the chunks has its gradient."""
         return all(self._missing[chunk] <= 0 for chunk in coalesced)
 
     def is_pending(self, coalesced: Sequence[int]) -> bool:
@@ -180,7 +180,7 @@ class FlatGradients:
         return any(self._arrived[chunk] for chunk in coalesced)
 
     def launch(self, coalesced: Sequence[int]) -> None:
-        """Sends one bucket; parameters that delivered nothing count as zero."""
+        """Sends one bucket; parameters without a gradient count as zero."""
         self._pending.make_room()  # before more memory is taken
         sums = tuple(map(self._prepared, coalesced))
         self.changed = True
@@ -261,7 +261,7 @@ class FlatGradients:
         return self._shard[plan.shard_start : plan.shard_start + plan.shard_numel]
 
     def _move_sums_apart(self) -> None:
-        """New gradients are about to be written where the sums of an earlier pass lie."""
+        """Moves an earlier pass's sums out of buckets, as new gradients are about to overwrite them."""
         self._pending.complete_all()
         self._is_apart = True
         for chunk, values in enumerate(self._sums):
@@ -275,11 +275,11 @@ class FlatGradients:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a sum was sent towards every chunk of the shard."""
+        """Whether a sum was sent for every chunk of the shard."""
         return all(values is not None for values in self._sums)
 
     def values(self, start: int, numel: int, dtype: torch.dtype) -> Tensor:
-        """Elements of this rank's sums: the memory itself where that is possible, otherwise a copy.
+        """Elements of this rank's sums: their memory if possible, otherwise a copy.
 
         Returns:
             Shape (numel,).
@@ -298,11 +298,11 @@ class FlatGradients:
 
     @property
     def _go_once_copied(self) -> bool:
-        """Whether sums lie apart from all else and are of no use beside the optimizer's copies."""
+        """Whether sums are separate tensors, and useless once the optimizer has copies."""
         return self._is_copied and (self._is_apart or not self._settings.keep_local)
 
     def release(self, end: int) -> None:
-        """The optimizer has the gradients below `end` of the shard; where they are copies, their sums go."""
+        """The optimizer has the gradients below `end` of the shard; sums that it has copied are freed."""
         if self._go_once_copied:
             n_done = bisect_right(self._ends, end)
             self._sums[:n_done] = [None] * n_done
@@ -333,10 +333,9 @@ class FlatGradients:
 class Schedule:
     """The order in which a unit's buckets are sent: last parameters first, and the same on every rank.
 
-    A bucket that is complete waits for those before it, so that a parameter which one rank did not use
-    cannot make ranks send different buckets to each other. Where gathers come between (stage 3), what is missing
-    when the next unit is reached counts as zero; but buckets known to be *late*, because their last gradient
-    comes after that, are sent at the end of the pass.
+    A complete bucket waits for those before it, so that ranks never send different buckets to each other if one rank
+    did not use a parameter. With gathers in between (stage 3), gradients that are missing when the next unit is
+    reached count as zero. But *late* buckets, whose last gradient comes later, are sent at the end of the pass.
     """
 
     def __init__(self, gradients: Sequence[FlatGradients], positions: dict[int, int]) -> None:
@@ -346,7 +345,7 @@ class Schedule:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Takes the coalesced groups of chunks as they are now for buckets; one with a chunk that was late is late."""
+        """Makes buckets of the present coalesced groups of chunks; a bucket with a late chunk is late."""
         order = []
         for g in self._gradients:
             for coalesced in g.flat.coalesced_groups:
@@ -371,7 +370,7 @@ class Schedule:
         }
 
     def advance(self) -> None:
-        """Sends what is complete and next."""
+        """Sends complete buckets that are next in order."""
         while self._next < len(self._order):
             gradients, coalesced = self._order[self._next]
             if not self._late[self._next]:
@@ -381,7 +380,7 @@ class Schedule:
             self._next += 1
 
     def flush_timely(self) -> None:
-        """The next unit is reached: sends what is not late, complete or not."""
+        """The next unit is reached: sends all buckets that are not late, complete or not."""
         for index, (gradients, coalesced) in enumerate(self._order):
             if self._late[index]:
                 self._came_late[index] = not gradients.is_complete(coalesced)
@@ -390,7 +389,7 @@ class Schedule:
         self._next = len(self._order)
 
     def flush(self) -> None:
-        """The end of backward: sends the rest, late buckets, and what came for a bucket sent before."""
+        """The end of backward: sends the rest, late buckets, and gradients that came after their bucket was sent."""
         for index, (gradients, coalesced) in enumerate(self._order):
             if self._late[index] or index >= self._next:
                 gradients.launch(coalesced)

@@ -1,9 +1,9 @@
-"""The order of stage 3's gathers and reductions, the same on every rank whatever each of them computes.
+"""The order of stage 3's gathers and reductions, which is the same on every rank, whatever each computes.
 
-Every rank must issue the same collectives in the same order, also where one of them skips a layer or a parameter
-that the others use. So units are gathered in an agreed order: a rank that skips one gathers it all the same, and
-sends zeros as its gradients where the others send theirs. Before the first training step the agreed order is
-the model's own; then the ranks say once what they saw, and agree on the order of use.
+Every rank must issue the same collectives in the same order, even if a rank skips a layer or a parameter that others
+use. So units are gathered in an agreed order: a rank that skips a unit still gathers it, and sends zeros as its
+gradients when the others send theirs. Before the first training step the agreed order is the model's own. Then the
+ranks exchange their orders once, and agree on the order of use.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .unit import Unit
 
 
 class Order:
-    """Agreed order of units, and what this rank saw of its own.
+    """The agreed order of units, and this rank's own order of use.
 
     Args:
         units: in the model's order, the root first if it has parameters of its own.
-        root_is_unit: the root is needed from the beginning of a pass to its end.
+        root_is_unit: whether the root is a unit, needed from the beginning of a pass to its end.
     """
 
     def __init__(self, units: Sequence[Unit], root_is_unit: bool) -> None:
@@ -35,7 +35,7 @@ class Order:
         self._seen: list[Unit] = []
         self._seen_backward: set[Unit] = set()
         self._repeated: set[Unit] = set()
-        if root_is_unit:  # its gradients come at any time
+        if root_is_unit:  # its gradients may come at any time
             units[0].schedule.late = [True] * len(units[0].schedule.late)
 
     @property
@@ -47,15 +47,15 @@ class Order:
 
     @property
     def last(self) -> Unit:
-        """Ends the forward and begins the backward."""
+        """The unit that ends the forward and begins the backward."""
         return self.forward[-1]
 
     def begin_forward(self) -> None:
-        """Forgets what was seen in the last one."""
+        """Forgets the last forward's order."""
         self._seen = []
 
     def see(self, unit: Unit) -> bool:
-        """This rank uses the unit now; False when it used it before in this forward."""
+        """Records that this rank uses the unit now; False if it used it before in this forward."""
         if unit in self._seen:
             self._repeated.add(unit)
             return False
@@ -63,11 +63,11 @@ class Order:
         return True
 
     def see_backward(self, unit: Unit) -> None:
-        """This rank's backward reaches the unit."""
+        """Records that this rank's backward reaches the unit."""
         self._seen_backward.add(unit)
 
     def agree(self, group: dist.ProcessGroup) -> None:
-        """Sends what this rank saw in the last forward and backward, and adopts what all ranks together saw."""
+        """Exchanges the ranks' orders of the last forward and backward, and adopts their common order."""
         n = len(self._units)
         place = {id(unit): position for position, unit in enumerate(self._seen)}
         late = [int(flag) for unit in self._units for flag in unit.schedule.late]

@@ -1,8 +1,8 @@
 """One number per synchronised backward pass of stage 3: whether a rank has used layers in a new order.
 
-The maximum over ranks starts when the pass begins and is read when it ends, so it costs next to nothing. On a device
+The maximum over ranks starts when the pass begins and is read when it ends, so its cost is negligible. On a device
 that runs asynchronously, reading the number would make the program wait. There it is copied to the host without
-waiting, and read some passes later, on all ranks alike. So the host waits only if it is that far ahead.
+waiting, and all ranks read it a fixed number of passes later. So the host waits only if it is that far ahead.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch.distributed as dist
 from .. import collectives, phases
 
 N_BEHIND: Final = 4
-"""Passes after which a number is read: as many steps as hosts run ahead of a device that is not waited for."""
+"""Passes after which a number is read: as many steps as a host runs ahead of an asynchronous device."""
 
 
 class OrderChanges:
     """Tells all ranks of `group` that one of them has used layers in a new order.
 
     Args:
-        group: ranks that share the data.
-        runs_behind: the device works on after a call has returned; None: all but the CPU do.
+        group: the data-parallel ranks.
+        runs_behind: whether the device runs asynchronously; None: all but the CPU do.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, *, runs_behind: bool | None = None) -> None:
@@ -35,10 +35,10 @@ class OrderChanges:
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
         self._work: collectives.Work | None = None
         self.seen_here = False
-        """This rank has used layers in a new order, since the ranks last agreed on one."""
+        """Whether this rank has used layers in a new order since the ranks last agreed on one."""
 
     def open(self) -> None:
-        """Starts the maximum; every rank calls this at the same place of its step."""
+        """Starts the maximum; every rank calls this at the same point of its step."""
         self._number.fill_(int(self.seen_here))
         phases.announce(phases.OTHER)
         self._work = collectives.maximum(self._number, self._group)
@@ -52,13 +52,13 @@ class OrderChanges:
         return self._earlier_answer() if self._runs_behind else bool(self._number.item())
 
     def _earlier_answer(self) -> bool:
-        """The number of N_BEHIND passes ago; begins to copy this one's, which the device may not have reached."""
+        """The number of N_BEHIND passes ago; begins to copy this pass's number, which the device may not have yet."""
         place = self._n_passes % N_BEHIND
         self._n_passes += 1
         done = self._copies_done[place] if self._copies_done else None
         if done is not None:
             done.synchronize()
-        if self._copied[place].item():  # the passes since then reported it again, since no rank had read it
+        if self._copied[place].item():  # later passes reported it again, as no rank had read it
             for pending in self._copies_done:
                 pending.synchronize()
             self._copied.zero_()

@@ -4,7 +4,7 @@
     backward  (last is still whole) use n │ free n, use n−1, gather n−2 │ …       one less
 
 The next layer is gathered while this one computes; in backward, the previous one. The order is the one that
-ranks agreed on (`order.py`): a layer that this rank skips is gathered all the same and not used.
+ranks agreed on (`order.py`): a layer that this rank skips is still gathered, but not used.
 The layer that ends the forward begins the backward, so it stays; the root, whose parameters may be used anywhere,
 stays from its forward to the end of backward. With n layers besides the root that makes the 2n − 1 gathers of
 ZeRO-3, and one for the root.
@@ -32,13 +32,13 @@ Hook = TypeVar("Hook", bound=Callable[..., None])
 
 
 def between_graphs(hook: Hook) -> Hook:
-    """Under torch.compile `hook` runs between graphs, which therefore see whole parameters only."""
+    """Makes `hook` run between graphs under torch.compile, so that graphs only see whole parameters."""
     outside: Hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]  # torch does not annotate it
     return outside
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors inside `value`, also those that are attributes of objects."""
+    """The tensors inside `value`, including attributes of objects."""
     waiting: list[Any] = [value]
     seen: set[int] = set()
     while waiting:
@@ -77,7 +77,7 @@ class PartitionedParameters:
         self._root = root
         self._units = tuple(units)
         self.prefetch = prefetch
-        """May change between steps, on all ranks alike."""
+        """Prefetch depth; it may change between steps, equally on all ranks."""
         self._reshard = reshard_after_forward
         self._world = world
         self._changes = OrderChanges(world, units[0].flats[0].device)
@@ -121,7 +121,7 @@ class PartitionedParameters:
         order = self._order.forward
         if self._order.see(unit) and unit in order[self._position :]:
             position = order.index(unit, self._position)
-            # Those passed over are for the other ranks, or for later; those ahead travel while this one is waited for.
+            # Skipped units are for other ranks, or for later; prefetched ones are gathered during this wait.
             for near in order[self._position : position + 1 + self.prefetch]:
                 near.start_gather(phases.FORWARD_GATHER)
             unit.finish_gather()
@@ -136,7 +136,7 @@ class PartitionedParameters:
             self._await_inputs(unit, [*differentiable(args), *differentiable(kwargs)])
 
     def _await_inputs(self, unit: Unit, inputs: list[Tensor]) -> None:
-        """Frozen weights are needed until the layer's inputs have their gradients."""
+        """Keeps frozen weights until the layer's inputs have their gradients."""
         self._inputs_due[id(unit)] = self._inputs_due.get(id(unit), 0) + len(inputs)
 
         def arrived(_: Tensor) -> None:
@@ -152,7 +152,7 @@ class PartitionedParameters:
             return
         returned = list(tensors_in(output))
         hooked = list(differentiable(returned))
-        # Without a tensor to say when its backward begins, a layer has left its results elsewhere, or has none.
+        # Without a tensor that shows when its backward begins, a layer has stored its results elsewhere, or has none.
         is_silent = torch.is_grad_enabled() and not hooked and bool(unit.gradients or self._inputs_due.get(id(unit)))
         for flat in unit.flats:
             if is_silent or any(map(flat.holds, returned)):
@@ -197,10 +197,10 @@ class PartitionedParameters:
     def _before_backward(self, unit: Unit, n_steps: int) -> None:
         self.backward.check_age(n_steps)
         self.backward.begin()
-        if torch.is_grad_enabled():  # create_graph: a backward of this backward will want the parameters, too
+        if torch.is_grad_enabled():  # create_graph: a backward of this backward needs the parameters, too
             for flat in unit.flats:
                 flat.keep()
-        if unit.has_frozen:  # without a count a pass before has ended it: a second backward of what was computed
+        if unit.has_frozen:  # without a count, an earlier pass has ended it, and this is a second backward
             self._inputs_due.setdefault(id(unit), sys.maxsize)
         if unit in self._backward_order[self._position :]:
             while self._position < len(self._backward_order):
@@ -214,7 +214,7 @@ class PartitionedParameters:
         self._order.see_backward(unit)
 
     def _reach_next(self) -> None:
-        """What every rank does when the next unit's backward begins, or would begin if it is skipped."""
+        """Runs on every rank when the next unit's backward begins, or would begin if it is skipped."""
         order, here = self._backward_order, self._position
         self._leave_current()
         for near in order[here : here + 1 + self.prefetch]:
@@ -238,7 +238,7 @@ class PartitionedParameters:
             self._backward_order[self._position - 1].schedule.flush_timely()
 
     def end_backward(self) -> None:
-        """Frees what is left: the root, and layers with frozen or unused parameters."""
+        """Frees the rest: the root, and layers with frozen or unused parameters."""
         self._inputs_due.clear()
         self.free_all()
         if self.backward.sync and (self._changes.close() or not self._order.is_learned):

@@ -1,8 +1,8 @@
 """Stages 1 and 2: every rank keeps whole parameters and updates its slices; a gather after the step shares them.
 
-The gather is issued chunk by chunk right after the optimizer step and runs on while the next forward begins: a layer
-waits only for the chunks that hold its own parameters. Those of what lies outside of layers come first, since they may
-be used anywhere; a norm behind the last layer would otherwise hold all of forward back. Then it is the model's order.
+The gather is issued chunk by chunk right after the optimizer step and continues while the next forward begins: a layer
+waits only for the chunks with its own parameters. Chunks of parameters outside of layers come first, as they may be
+used anywhere; otherwise a norm behind the last layer would delay all of forward. Other chunks follow in model order.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .unit import State, Unit
 
 
 class ReplicatedParameters:
-    """Publishes updated slices after a step and holds each layer back until its parameters are there.
+    """Publishes updated slices after a step, and makes each layer wait for its parameters.
 
     Args:
-        layers: modules that wait for their own parameters only.
+        layers: modules that wait only for their own parameters.
         overlap: False waits for everything within the step.
     """
 
@@ -35,7 +35,7 @@ class ReplicatedParameters:
         slot_of = {id(p): (flat, i) for flat in unit.flats for i, p in enumerate(flat.parameters)}
         inside = {id(p) for layer in layers for p in layer.parameters()}
         root.register_forward_pre_hook(self._begin_forward, prepend=True)
-        # Every module that holds parameters waits too: it may be called without the layer around it.
+        # Every module with parameters waits, too, as it may be called without the layer around it.
         holders = {module for flat in unit.flats for managed in flat.managed for module, _ in managed.holders}
         for module in {*layers, *holders} - {root}:
             self._hold(module, self._needs(slot_of, [p for p in module.parameters() if id(p) in slot_of]))
@@ -87,7 +87,7 @@ class ReplicatedParameters:
             tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
 
     def begin_backward(self) -> None:
-        """A part of the model may have run without the model around it."""
+        """Waits for the last gather, as a part of the model may have run without the model's forward."""
         self.finish()
 
     def on_unit_done(self, unit: Unit) -> None:
@@ -97,10 +97,10 @@ class ReplicatedParameters:
         """Nothing to gather: parameters are whole."""
 
     def end_backward(self) -> None:
-        """Nothing to free, and no order to learn."""
+        """Nothing to free, and no order to agree on."""
 
     def after_step(self) -> None:
-        """Begins to share the updated slices."""
+        """Begins to gather the updated slices."""
         self.finish()
         self._unit.gather_anew(phases.POST_STEP_GATHER)
         if not self._overlap:

@@ -1,7 +1,7 @@
 """A unit: the parameters that are gathered, used, reduced and freed together; usually one layer.
 
-In stage 3 it goes round `SHARDED -> GATHERING -> WHOLE -> SHARDED`, once in forward and once in backward. In stages 1
-and 2 it is whole, but for the gather after each step: `WHOLE -> GATHERING -> WHOLE`.
+In stage 3 it cycles `SHARDED -> GATHERING -> WHOLE -> SHARDED`, once in forward and once in backward. In stages 1
+and 2 it is whole, except for the gather after each step: `WHOLE -> GATHERING -> WHOLE`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .gradients import FlatGradients, Schedule
 
 
 class State(str, Enum):
-    """What this rank has of a unit's parameters."""
+    """State of a unit's parameters on this rank."""
 
     SHARDED = "sharded"
     GATHERING = "gathering"
@@ -48,34 +48,34 @@ class Unit:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the parameters can be computed with."""
+        """Whether computation can use the parameters."""
         return self.state is State.WHOLE
 
     def start_gather(self, phase: str) -> None:
-        """Begins to gather, unless it has begun or is done."""
+        """Begins to gather, unless the gather has begun or the unit is whole."""
         if self.state is State.SHARDED:
             self.gather_anew(phase)
 
     def gather_anew(self, phase: str) -> None:
-        """Begins to gather, also over values that are there but old."""
+        """Begins to gather, even if the unit is whole with old values."""
         self.state = State.GATHERING
         for flat in self.flats:
             flat.start_gather(phase)
 
     def finish_gather(self) -> None:
-        """Waits until what is being gathered is whole."""
+        """Waits until a running gather is complete."""
         if self.state is State.GATHERING:
             for flat in self.flats:
                 flat.finish_gather()
             self.state = State.WHOLE
 
     def ensure_whole(self, phase: str) -> None:
-        """Gathers if need be and waits until the parameters can be used."""
+        """Gathers if necessary, and waits until the parameters can be used."""
         self.start_gather(phase)
         self.finish_gather()
 
     def free(self) -> None:
-        """Nothing computes with the parameters any more: stage 3 drops the whole ones, if there are any."""
+        """Ends the use of the parameters: stage 3 drops the whole ones, if there are any."""
         if self._at_rest is State.SHARDED:
             self.finish_gather()  # prefetched and never used
             if self.is_whole:

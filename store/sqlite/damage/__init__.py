@@ -1,1 +1,1 @@
-"""Damaged files: what is found, what is saved, and the new file in their place."""
+"""Damaged files: finding damage, saving sound rows, and putting a new file in their place."""

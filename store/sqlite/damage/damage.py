@@ -1,4 +1,4 @@
-"""Damage that SQLite finds in a store's file while it is written, and what became of it."""
+"""Damage that SQLite finds in a store's file while it is written, and what was recovered."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from ...foreign.regular_file import begin_of
 
 SQLITE_HEADER: Final = b"SQLite format 3\0"
 EVERY_S: Final = 60.0
-"""How often a store that is written is looked through, at most."""
+"""The shortest time between two checks of a store that is written."""
 MOST_OF_TIME: Final = 0.01
-"""Share of the writer's time that this may take: large stores are looked through less often."""
+"""Share of the writer's time that checks may take: large stores are checked less often."""
 _DAMAGE: Final = {11: "malformed", 26: "not a database"}
 _IO_ERROR: Final = {10: "disk I/O error"}
 _PASSING: Final = {
     5: "is locked", 6: "is locked", 8: "readonly", 9: "interrupted", 13: "is full", 14: "unable to open",
     15: "locking protocol",
 }  # fmt: skip
-"""SQLite's codes and words: Python 3.10 keeps the codes to itself."""
+"""SQLite's codes and texts; Python 3.10 does not give the codes."""
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """What was wrong with a store's file."""
+    """Damage of a store's file."""
 
     error: str
-    """SQLite's words."""
+    """SQLite's text."""
     set_aside: Path
-    """Where the file is kept."""
+    """Path of the damaged file now."""
     n_recovered: int = 0
-    """Measurements of it that are in the new file."""
+    """Its measurements that are in the new file."""
     n_missing: int | None = None
-    """Measurements of it that could not be read; None: how many there were cannot be read either."""
+    """Its measurements that could not be read; None: their number cannot be read either."""
 
     @property
     def losses(self) -> str:
-        """In words."""
+        """Recovered and lost measurements, in words."""
         lost = "an unknown number" if self.n_missing is None else f"{self.n_missing:,}"
         return f"{counted(self.n_recovered, 'measurement')} recovered, {lost} lost"
 
 
 def remedy(path: Path) -> str:
-    """What the user of a damaged store does, or of a file that never was one."""
+    """What the user can do about a damaged store, or about a file that is no store."""
     with contextlib.suppress(OSError):
         if begin_of(path, len(SQLITE_HEADER)) != SQLITE_HEADER:
             return "it is no store, or its beginning is lost: name another file, or a backup"
@@ -57,7 +57,7 @@ def remedy(path: Path) -> str:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether an error says that the file itself is damaged, not that it cannot be used now."""
+    """Whether an error means that the file itself is damaged, not that it cannot be used now."""
     return _is(error, _DAMAGE)
 
 
@@ -67,7 +67,7 @@ def is_io_error(error: BaseException) -> bool:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether an error says nothing about the file, only about this moment."""
+    """Whether an error is temporary and says nothing about the file."""
     return _is(error, _PASSING)
 
 
@@ -89,7 +89,7 @@ def check_pages(connection: sqlite3.Connection) -> None:
 
 
 class DamageWatch:
-    """Looks through a store's file from time to time, on the writer's thread: whoever records only queues."""
+    """Checks a store's file from time to time, on the writer's thread; recording never waits for it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -97,11 +97,11 @@ class DamageWatch:
 
     @property
     def due_in_s(self) -> float:
-        """Seconds until it is time to look."""
+        """Seconds until the next check."""
         return max(0.0, self._due_s - time.monotonic())
 
     def look(self) -> sqlite3.DatabaseError | None:
-        """What is wrong, on a connection of its own: the writer's may hold sound copies of damaged pages."""
+        """The damage, if any, by an own connection: the writer's may hold sound copies of damaged pages."""
         started_s = time.monotonic()
         try:
             connection = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True)

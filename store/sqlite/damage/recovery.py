@@ -1,8 +1,8 @@
 """The rows of a damaged store that can still be read, copied into a new one.
 
 SQLite reads each table by SQL, around the pages that it cannot read. If rows are missing then, SQLite's own program
-(`sqlite3 FILE .recover`) adds those on pages that no table leads to any more. Many distributions do not install it, or
-build it without that command: then those rows are only in the file that is set aside.
+(`sqlite3 FILE .recover`) adds those on pages that no table leads to any more. Many distributions do not install that
+program, or build it without that command: then those rows stay only in the damaged file, which is kept.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _TRIES: Final = 3
 _PROGRAM: Final = "sqlite3"
 _PROGRAM_S: Final = 600.0
 _OUTPUT_PER_BYTE: Final = 64
-"""The program may write so many bytes for each of the file; a hostile file makes it write more."""
+"""Bytes that the program may write for each byte of the file; a hostile file makes it write more."""
 _MOST_LINE_BYTES: Final = 64 * 2**20
 _INSERT: Final = re.compile(rb"""INSERT (?:OR IGNORE )?INTO ['"]?(\w+)['"]?(?:\([^()]*\))? VALUES ?\(""")
 _LOST: Final = re.compile(r'CREATE TABLE "?lost_and_found"?\(rootpgno INTEGER, pgno INTEGER, nfield INTEGER, '
                           r"id INTEGER((?:, c\d{1,2})+)\);\s*")  # fmt: skip
 _FUNCTIONS: Final = {"replace", "char", "unistr"}
-"""With which the program writes text of several lines."""
+"""Functions in the program's output for text of several lines."""
 
 
 Row = tuple[Any, ...]
@@ -53,7 +53,7 @@ class TableRows(NamedTuple):
     """Rows of one table of a damaged store."""
 
     n_rows: int | None
-    """That there were; None: nobody knows."""
+    """Rows in the damaged store; None: unknown."""
     n_sound: int
 
 
@@ -62,7 +62,7 @@ class Recovered(NamedTuple):
 
     tables: dict[str, TableRows]
     stand_ins: int
-    """Rows of jobs and fabrics that are lost while others refer to them; each has the name recovered-ID now."""
+    """Jobs and fabrics that are lost while other rows refer to them; each is now a row named recovered-ID."""
 
     @property
     def n_recovered(self) -> int:
@@ -76,7 +76,7 @@ class Recovered(NamedTuple):
         return None if n_rows is None else max(0, n_rows - n_sound)
 
     def with_more(self, n_rows: int) -> Recovered:
-        """The same with more measurements, which came from elsewhere."""
+        """The same with more measurements, which came from another source."""
         there, n_sound = self.tables["measurements"]
         return self._replace(tables=self.tables | {"measurements": TableRows(there, n_sound + n_rows)})
 
@@ -91,7 +91,7 @@ def recover(damaged: Path, target: sqlite3.Connection) -> Recovered:
         How many rows of each table there were, and how many are in the new store.
 
     Raises:
-        sqlite3.Error: the new store cannot be written, or the damaged one not be read at this moment.
+        sqlite3.Error: the new store cannot be written, or the damaged one cannot be read at this moment.
     """
     target.execute("BEGIN IMMEDIATE")
     try:
@@ -117,7 +117,7 @@ def _count(connection: sqlite3.Connection, table: str) -> int:
 
 
 def _add_stand_ins(target: sqlite3.Connection, table: str) -> int:
-    """Make rows for those that other rows refer to and that are lost; how many."""
+    """Add a row for each lost row that others refer to; returns how many."""
     name, references = _REFERENCES[table]
     columns = (reference.split(".") for reference in references)
     referred = " UNION ".join(f"SELECT {column} AS id FROM main.{other}" for other, column in columns)
@@ -135,7 +135,7 @@ def reading(path: Path) -> sqlite3.Connection:
     connection = guarded(sqlite3.connect(_uri(path), uri=True))
     connection.text_factory = lambda raw: raw.decode(errors="replace")
     with contextlib.suppress(sqlite3.DatabaseError):
-        connection.execute("PRAGMA writable_schema = ON")  # else SQLite reads nothing of a file that was cut
+        connection.execute("PRAGMA writable_schema = ON")  # else SQLite reads nothing of a truncated file
     return connection
 
 
@@ -145,7 +145,7 @@ def _uri(path: Path) -> str:
 
 
 def _copy_by_sql(damaged: Path, target: sqlite3.Connection) -> tuple[dict[str, int | None], bool]:
-    """Copy what SQLite reads: how many rows each table has, None if it cannot tell, and whether it read all of them."""
+    """Copy what SQLite can read; returns each table's number of rows (None: unknown), and whether all were read."""
     n_rows: dict[str, int | None] = dict.fromkeys(CELLS)
     is_whole = True
     with contextlib.closing(reading(damaged)) as source:
@@ -183,7 +183,7 @@ def _insert(target: sqlite3.Connection, table: str, columns: Sequence[str], rows
 
 
 def _read(read: Callable[[], Of], otherwise: Of) -> Of:
-    """What can be read, or something else if the file is damaged there.
+    """The result of a read, or `otherwise` if the file is damaged there.
 
     Raises:
         sqlite3.DatabaseError: the file cannot be read at this moment.
@@ -198,10 +198,10 @@ def _read(read: Callable[[], Of], otherwise: Of) -> Of:
 
 
 def _may_pass(error: sqlite3.DatabaseError, n_failed: int) -> bool:
-    """Whether to read again what has failed so often: a lost sector fails again, another failure of a disk does not.
+    """Whether to try a failed read again: a lost sector fails again, a disk's other failures may pass.
 
     Raises:
-        sqlite3.DatabaseError: the error, if it says nothing of the file.
+        sqlite3.DatabaseError: the error, if it says nothing about the file.
     """
     if is_passing(error):
         raise error
@@ -218,14 +218,14 @@ class _Rows:
         self._select = select
 
     def from_both_ends(self, keys: Sequence[str]) -> Iterator[Row]:
-        """Rows in the order of these columns, from either end up to what cannot be read."""
+        """Rows in the order of these columns, from both ends up to the first unreadable row."""
         for order in ("ASC", "DESC"):
             by = ",".join(f"{name} {order}" for name in keys)
             if (yield from self._until_damage(f"{self._select} ORDER BY {by}")):
                 break
 
     def by_id(self, at: int) -> Iterator[Row]:
-        """Rows in the order of ids, but backwards between what cannot be read and the next row that can.
+        """Rows in the order of ids, but backwards from the first readable row behind an unreadable part.
 
         Args:
             at: index of the column `id`.
@@ -259,7 +259,7 @@ class _Rows:
         return True
 
     def _until_damage(self, select: str, *values: int) -> Generator[Row, None, bool]:
-        """Rows until one cannot be read; whether all could."""
+        """Rows until one cannot be read; returns whether all could."""
         for n_failed in range(1, _TRIES + 1):
             try:
                 yield from self._source.execute(select, values)
@@ -275,7 +275,7 @@ class _Rows:
 
 
 def _copy_by_program(damaged: Path, target: sqlite3.Connection) -> None:
-    """Add the rows that `sqlite3 FILE .recover` writes as SQL; none if there is no such program, or it cannot do it."""
+    """Add the rows that `sqlite3 FILE .recover` writes as SQL; none if that program is missing or fails."""
     if (program := shutil.which(_PROGRAM)) is None:
         return
     # Pages that are free hold rows that retention has removed.
@@ -304,14 +304,14 @@ def _copy_by_program(damaged: Path, target: sqlite3.Connection) -> None:
 
 
 def _allow_inserts(action: int, first: str | None, second: str | None, *_: object) -> int:
-    """What the program's output may do, as a damaged file may make it write anything: put values into our tables."""
+    """Allow inserts into our tables alone: a damaged file may make the program write any SQL."""
     is_insert = action == sqlite3.SQLITE_INSERT and (first in CELLS or first == "lost_and_found")
     is_text = action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS
     return sqlite3.SQLITE_OK if is_insert or is_text else sqlite3.SQLITE_DENY
 
 
 def _run_line(target: sqlite3.Connection, line: bytes) -> None:
-    """Run one line of the program's output if it adds a row; other lines make tables, which are there."""
+    """Run one line of the program's output if it adds a row; other lines make tables that exist already."""
     text = line.decode(errors="replace")
     if found := _LOST.fullmatch(text):
         target.set_authorizer(lambda *_: sqlite3.SQLITE_OK)
@@ -323,7 +323,7 @@ def _run_line(target: sqlite3.Connection, line: bytes) -> None:
         except sqlite3.DatabaseError as error:
             if is_passing(error) or is_io_error(error):
                 raise
-            # A row that does not fit, or a statement that is none: it is counted as lost.
+            # A row that does not fit, or an invalid statement, counts as lost.
 
 
 def _copy_lost_and_found(target: sqlite3.Connection) -> None:

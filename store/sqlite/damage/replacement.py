@@ -1,7 +1,7 @@
-"""A new file in the place of a damaged store, which is kept: wherever that is cut off, nothing is lost.
+"""Puts a new file in the place of a damaged store, which is kept; an interruption at any point loses nothing.
 
 The new file is written beside the store, as STORE.new-STAMP.partial. It is called STORE.new-STAMP once it is whole and
-on disk: from then on whoever opens the store for writing ends what was begun.
+on disk: from then on the next process that opens the store for writing completes the replacement.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from ...atomic_file import sync_folder
 
 SIDE_FILES: Final = ("-wal", "-shm", "")
-"""In the order in which they are moved: never may a new file lie beside an old log, which SQLite would apply to it."""
+"""In the order of moving them: a new file must never lie beside an old log, which SQLite would apply to it."""
 _ASIDE: Final = ".corrupt-"
 _NEW: Final = ".new-"
 _PARTIAL: Final = ".partial"
@@ -23,29 +23,29 @@ _STAMP: Final = re.compile(r"\d{8}-\d{6}(-\d+)?")
 
 
 def free_stamp(path: Path) -> str:
-    """The time, as a part of names that nothing has yet beside the store at `path`."""
+    """The time as a part of names, none of which exists yet beside the store at `path`."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     stamps = [stamp] + [f"{stamp}-{n}" for n in range(2, 1000)]
     return next(one for one in stamps if not any(_with(set_aside(path, one), side).exists() for side in SIDE_FILES))
 
 
 def set_aside(path: Path, stamp: str) -> Path:
-    """Where the damaged file is kept."""
+    """Path at which the damaged file is kept."""
     return _with(path, _ASIDE + stamp)
 
 
 def is_set_aside(path: Path) -> bool:
-    """Whether a file has the name of a damaged store that was kept."""
+    """Whether a file's name is that of a kept damaged store."""
     return _ASIDE in path.name
 
 
 def partial_file(path: Path, stamp: str) -> Path:
-    """Where the new file is written."""
+    """Path at which the new file is written."""
     return _with(path, _NEW + stamp + _PARTIAL)
 
 
 def declare_whole(path: Path, stamp: str) -> None:
-    """The new file is complete, on disk, and closed.
+    """Rename the new file, which is complete, on disk, and closed.
 
     Raises:
         OSError: it cannot be renamed.
@@ -55,14 +55,14 @@ def declare_whole(path: Path, stamp: str) -> None:
 
 
 def unfinished(path: Path) -> str | None:
-    """The stamp of a new file that is whole and not in its place yet."""
+    """The stamp of a complete new file that is not in its place yet."""
     begin = path.name + _NEW
     stamps = sorted(one.name.removeprefix(begin) for one in path.parent.glob(glob.escape(begin) + "*"))
     return next((one for one in stamps if _STAMP.fullmatch(one)), None)
 
 
 def put_in_place(path: Path, stamp: str) -> Path:
-    """Keep what is at `path` under another name, and give its name to the whole new file; may be called again.
+    """Keep the file at `path` under another name, and move the new file there; may be called again.
 
     Returns:
         Where the old file is.
@@ -74,14 +74,14 @@ def put_in_place(path: Path, stamp: str) -> Path:
     for side in SIDE_FILES:
         if (old := _with(path, side)).exists():
             old.rename(_with(aside, side))
-    sync_folder(path.parent)  # before the new file has this name, the old log must not have it any more
+    sync_folder(path.parent)  # the old log must have lost its name before the new file gets the store's
     _with(path, _NEW + stamp).rename(path)
     sync_folder(path.parent)
     return aside
 
 
 def clear(path: Path) -> None:
-    """Remove what a replacement that never became whole has left.
+    """Remove the files of an incomplete replacement.
 
     Raises:
         OSError: it cannot be removed.
@@ -91,7 +91,7 @@ def clear(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """A store, with its side files.
+    """Remove a store and its side files.
 
     Raises:
         OSError: one of them cannot be removed.

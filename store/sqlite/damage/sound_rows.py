@@ -1,4 +1,4 @@
-"""What each cell of the store must hold, and a view of it that shows sound rows only.
+"""What each cell of the store must hold, and views that show sound rows only.
 
 All reads go through these views: a row with a damaged cell is missing from every query and join, so no reader needs
 to expect one. Nothing is deleted. Only models are shown whatever their cells hold,
@@ -30,12 +30,12 @@ from ..rows.runnable import RUNNABLE_SQL
 
 _log = logging.getLogger("zerotune.store")
 
-# Comparisons refuse what is no number, too: to SQLite text and blobs are greater than all numbers, and NULL is neither.
+# Comparisons also refuse other types: for SQLite, text and blobs exceed all numbers, and NULL compares with none.
 _ID: Final = "{0} BETWEEN 1 AND 9223372036854775807"
 _COUNT: Final = "{0} BETWEEN 0 AND 4294967295"
 _DURATION_US: Final = "{0} BETWEEN 0 AND 1e300"
 _PREDICTED_US: Final = "{0} BETWEEN 0 AND 9e999"
-"""Infinity is one: a prediction may have no bound."""
+"""Infinity is allowed: a prediction may have no bound."""
 _NUMBER: Final = "{0} BETWEEN -1e15 AND 1e15"
 _TIME_S: Final = "{0} BETWEEN 0 AND 1e11"
 """Up to the year 5138."""
@@ -59,7 +59,7 @@ def _json(kind: str, *members: str) -> str:
 
 _CHECKSUM: Final = _or_null(_COUNT)
 _CHUNK_BYTES: Final = f"({{0}} = 0 OR {{0}} BETWEEN {MIN_CHUNK_BYTES} AND {MAX_CHUNK_BYTES}) AND {{0}} % 1024 = 0"
-"""Below 0: the row was found to be wrong."""
+"""Below 0: the row was found to be damaged."""
 CELLS: Final[dict[str, dict[str, str]]] = {
     "fabrics": {
         "fabric_id": _TEXT,
@@ -153,26 +153,26 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "created_at_s": _TIME_S,
     },
 }
-"""By table and column, what a cell must be; a column that an older schema lacks is not asked about."""
+"""By table and column, the condition on a cell; columns that an older schema lacks are not checked."""
 
 _NAMED_BY: Final = {"models": ("name", "fabric_id")}
-"""Tables whose rows are shown as long as their names can be read."""
+"""Tables whose rows are shown if their names can be read."""
 
 _JOINED: Final = ("fabrics", "jobs", "series")
-"""Small tables that a million rows refer to: damaged rows are looked for once per query, not once per row."""
+"""Small tables that a million rows refer to: each query checks their rows once, not once per referring row."""
 
 EVERY_SERIES: Final = "every_series"
 """View of all series; `series` leaves out those of which a plan named the chunk size, as to most readers a setting is
 algorithm, protocol and channels."""
 
 _CANNOT_RUN: Final = f"source = {int(Source.imported)} AND NOT {RUNNABLE_SQL}"
-"""Condition on series: what older versions of `zerotune store import` let in. What ran here did run."""
+"""Condition on series: impossible settings that older versions of `zerotune store import` accepted."""
 
 _told: set[str] = set()
 
 
 def show_sound_rows(connection: sqlite3.Connection) -> None:
-    """From now on the names of tables mean their sound rows, on this connection."""
+    """Make the tables' names mean their sound rows, on this connection."""
     connection.text_factory = _text
     for table in CELLS:
         condition = _condition(connection, table, _NAMED_BY.get(table, tuple(CELLS[table])))
@@ -236,7 +236,7 @@ def _tell(words: str) -> None:
 
 
 def sound_condition(connection: sqlite3.Connection, table: str) -> str:
-    """SQL: every cell of a row holds what it may; of the columns that are there."""
+    """SQL condition: every cell of a row is valid; only existing columns count."""
     return f"ifnull({_condition(connection, table, tuple(CELLS[table]))}, 0)"
 
 
@@ -246,7 +246,7 @@ def _condition(connection: sqlite3.Connection, table: str, columns: tuple[str, .
 
 
 def columns_of(connection: sqlite3.Connection, table: str, schema: str = "main") -> set[str]:
-    """The columns that a table has; none if it is not there."""
+    """The columns that a table has; none if it is missing."""
     return {name for _, name, *_ in connection.execute(f"PRAGMA {schema}.table_info({table})")}
 
 

@@ -1,4 +1,4 @@
-"""How often a job's collectives were measured, damaged rows included."""
+"""Counts of a job's measured calls, damaged rows included."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ..damage.sound_rows import EVERY_SERIES, sound_condition
 
 
 class MeasuredCalls(NamedTuple):
-    """How often a job was measured."""
+    """Counts of a job's measurements."""
 
     of_keys: dict[DecisionKey, int]
-    """Successful ones, by key, those among them whose row is damaged."""
+    """Successful calls by key, including damaged rows."""
     n_damaged: int
-    """Rows that are used for nothing else, as one of their cells is impossible or their checksum is wrong."""
+    """Rows with an impossible cell or a wrong checksum; they serve only for counting."""
     n_steps: int
     """Steps in which something was measured."""
 
 
 def measured_calls(connection: sqlite3.Connection, job_id: str) -> MeasuredCalls:
-    """As `Store.measured_calls`."""
-    # Past the view of sound rows: of a damaged one, the series and the job are as good as any join.
+    """See `Store.measured_calls`."""
+    # This reads tables instead of views: a damaged row's series and job are valid if they join.
     rows = connection.execute(
         "SELECT s.n_ranks, s.n_nodes, s.collective, s.phase, s.message_bytes, s.outcome, m.n, m.n_sound FROM"
         f" (SELECT series, count(*) AS n, sum({sound_condition(connection, 'measurements')}) AS n_sound"

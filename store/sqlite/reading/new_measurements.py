@@ -20,7 +20,7 @@ _SINCE: Final = (
 
 
 class NewMeasurement(NamedTuple):
-    """One measurement; integers as in zerotune.store.records."""
+    """One measurement; its integers are those of zerotune.store.records."""
 
     row: int
     job_id: str

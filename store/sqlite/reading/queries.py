@@ -1,4 +1,4 @@
-"""What is read of a store: all that is committed. Each thread has a connection of its own."""
+"""Reads committed rows; each thread has a connection of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Of = TypeVar("Of")
 
 
 class Reading:
-    """The half of a store that others read through."""
+    """The reading methods of a store."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -45,11 +45,11 @@ class Reading:
         limit: int | None = None,
         chunk_bytes: int | None = 0,
     ) -> NDArray[np.void]:
-        """Measurements that match all that is given.
+        """Measurements that match all arguments.
 
         Args:
-            fabric_id: None: of any fabric.
-            job_id: None: of any job.
+            fabric_id: their fabric; None: any.
+            job_id: their job; None: any.
             source: live, sweep or imported; None: any.
             since_s: those recorded at this Unix time or later; None: of any age.
             limit: the newest so many; None: all.
@@ -79,11 +79,11 @@ class Reading:
         names: Sequence[str] = _measurements.STORED.names or (),
         any_chunk_size: bool = False,
     ) -> NDArray[np.void]:
-        """Measurements on a fabric, with the rows that they are kept in.
+        """Measurements on a fabric, with their row ids.
 
         Args:
-            job_id: of this job only; None: of all jobs.
-            without_job: leave this job's out; None: leave none out.
+            job_id: their job; None: any.
+            without_job: a job whose measurements are left out; None: none.
             outcome: how they ended; None: in any way.
             limit: the newest so many; None: all.
             names: the fields that are wanted; few are faster.
@@ -102,7 +102,7 @@ class Reading:
         return _measurements.select(self._reader(), *_where(conditions), limit, names, series)
 
     def series(self, fabric_id: str) -> dict[int, dict[str, int]]:
-        """What distinguishes measurements on a fabric, by `series` of STORED."""
+        """The series of a fabric, by `series` of STORED."""
         names = _measurements.SERIES_COLUMNS[1:]
         rows = self._reader().execute(
             f"SELECT id, {','.join(names)} FROM {EVERY_SERIES}"
@@ -112,7 +112,7 @@ class Reading:
         return {number: dict(zip(names, values, strict=True)) for number, *values in rows}
 
     def measured(self) -> dict[tuple[str, str], int]:
-        """How many measurements there are of each job on each fabric, the jobs oldest first."""
+        """Number of measurements of each job on each fabric, the oldest job first."""
         rows = self._reader().execute(
             "SELECT j.job_id, f.fabric_id, counted.n_rows FROM"
             f" (SELECT m.job, s.fabric, count(*) AS n_rows FROM measurements m JOIN {EVERY_SERIES} s ON s.id = m.series"
@@ -123,11 +123,11 @@ class Reading:
         return {(job_id, fabric_id): n_rows for job_id, fabric_id, n_rows in rows}
 
     def count_measurements(self) -> int:
-        """How many rows of measurements the file has, damaged ones included: quick."""
+        """Number of rows of measurements in the file, damaged ones included; this is quick."""
         return int(self._reader().execute("SELECT count(*) FROM main.measurements").fetchone()[0])
 
     def measured_calls(self, job_id: str) -> MeasuredCalls:
-        """How many calls of a job were measured, and in how many steps; damaged rows were calls, too."""
+        """Numbers of a job's measured calls and of their steps, including damaged rows."""
         return measured_calls(self._reader(), job_id)
 
     def steps(self, job_id: str, *, after: int = -1, limit: int | None = None) -> list[StepRecord]:
@@ -135,7 +135,7 @@ class Reading:
 
         Args:
             after: only steps with higher numbers.
-            limit: the newest so many; None: all.
+            limit: number of newest steps; None: all.
         """
         rows = self._reader().execute(
             "SELECT step, epoch, duration_us, exposed_us, memory_pressure FROM steps"
@@ -152,7 +152,7 @@ class Reading:
         return {job_id: int(last) for job_id, last in rows}
 
     def highest_epoch(self, job_id: str) -> int | None:
-        """The highest epoch of the plans that steps of a job ran under; 0: NCCL's own choice ran.
+        """The highest epoch of the plans under which a job's steps ran; 0: only NCCL's own choice ran.
 
         None: no step is recorded.
         """
@@ -169,13 +169,13 @@ class Reading:
         limit: int | None = None,
         with_control: bool = True,
     ) -> list[Decision]:
-        """Decisions that match all that is given.
+        """Decisions that match all arguments.
 
         Args:
-            job_id: None: of any job.
-            fabric_id: None: on any fabric.
-            limit: the newest so many; None: all.
-            with_control: control windows, too, of which long jobs have hundreds.
+            job_id: their job; None: any.
+            fabric_id: their fabric; None: any.
+            limit: number of newest decisions; None: all.
+            with_control: include control windows, of which long jobs have hundreds.
         """
         where, parameters = _where({"j.job_id = ?": job_id, "f.fabric_id = ?": fabric_id})
         there = self._columns("decisions")
@@ -189,14 +189,14 @@ class Reading:
         return [decision_of(row) for row in rows][::-1]
 
     def newest_decision(self, job_id: str) -> int:
-        """Row of a job's newest decision, which grows with every one; 0: there is none. It costs next to nothing."""
+        """Row id of a job's newest decision, which grows with each decision; 0: none. This is quick."""
         (found,) = self._reader().execute(
             "SELECT coalesce(max(id), 0) FROM decisions WHERE job = (SELECT id FROM jobs WHERE job_id = ?)", (job_id,)
         )
         return int(found[0])
 
     def fabrics(self) -> dict[str, dict[str, str | int | float | bool]]:
-        """Description of every fabric, by fabric_id; nothing where it is none that a job can have told."""
+        """Description of every fabric, by fabric_id; empty if no job can have sent it."""
         rows = self._reader().execute("SELECT fabric_id, description FROM fabrics ORDER BY id")
         return {fabric_id: _read(description, {}, Facts) for fabric_id, description in rows}
 
@@ -221,7 +221,7 @@ class Reading:
         ]
 
     def shapes(self) -> dict[str, set[tuple[int, int, int, int]]]:
-        """What each job measured, as (n_ranks, n_nodes, collective, message_bytes)."""
+        """The collectives that each job measured, as (n_ranks, n_nodes, collective, message_bytes)."""
         rows = self._reader().execute(
             "SELECT DISTINCT j.job_id, s.n_ranks, s.n_nodes, s.collective, s.message_bytes"
             " FROM (SELECT DISTINCT job, series FROM measurements) m"
@@ -233,7 +233,7 @@ class Reading:
         return found
 
     def ran(self, job_id: str) -> list[tuple[int, int, int, int]]:
-        """What a job measured, as (collective, n_ranks, message_bytes, protocol), each once."""
+        """The distinct (collective, n_ranks, message_bytes, protocol) that a job measured."""
         return self._reader().execute(
             "SELECT DISTINCT s.collective, s.n_ranks, s.message_bytes, s.protocol FROM series s WHERE s.id IN"
             " (SELECT DISTINCT series FROM measurements WHERE job = (SELECT id FROM jobs WHERE job_id = ?))",
@@ -241,12 +241,12 @@ class Reading:
         ).fetchall()
 
     def load_model(self, name: str, fabric_id: str) -> ModelRecord | None:
-        """The saved model of that name for that fabric, if any."""
+        """The saved model of this name for this fabric, if any."""
         found = [one for one in self.models() if (one.name, one.fabric_id) == (name, fabric_id)]
         return found[0] if found else None
 
     def models(self) -> list[ModelRecord]:
-        """Every saved model; of one with a damaged cell only the name and the fabric, see `ModelRecord.is_damaged`."""
+        """Every saved model; a damaged one has only its name and fabric, see `ModelRecord.is_damaged`."""
         rows = self._reader().execute(
             "SELECT is_sound, name, fabric_id, blob, versions, training_hash, error, created_at_s FROM models"
             " ORDER BY name, fabric_id"
@@ -259,11 +259,11 @@ class Reading:
         ]
 
     def _columns(self, table: str) -> set[str]:
-        """What a table has: an older store that is only read may lack the newest."""
+        """A table's columns; an older store that is only read may lack new ones."""
         return {name for _, name, *_ in self._reader().execute(f"PRAGMA table_info({table})")}
 
     def _reader(self) -> sqlite3.Connection:
-        """This thread's reading connection; SQLite allows any number of them."""
+        """This thread's reading connection."""
         connection: sqlite3.Connection | None = getattr(self._readers, "connection", None)
         if connection is None or self._readers.n_files != self._n_files:
             n_files = self._n_files
@@ -279,7 +279,7 @@ def _where(conditions: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
 
 
 def _read(text: str, otherwise: Of, kind: Any = None) -> Of:
-    """What a row says, of `otherwise`'s kind where none is given; `otherwise` where it cannot be read."""
+    """A cell decoded as `kind` (default: the type of `otherwise`); `otherwise` if it cannot be decoded."""
     try:
         found: Of = msgspec.json.decode(text, type=kind or type(otherwise))
     except msgspec.MsgspecError:

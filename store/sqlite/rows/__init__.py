@@ -1,1 +1,1 @@
-"""What rows hold, and what follows from them: measurements, jobs, decisions, their checksums."""
+"""Rows of measurements, jobs and decisions, and their checksums."""

@@ -28,7 +28,7 @@ from ...records import (
 )
 
 UNKNOWN: Final = 255
-"""`algorithm` and `protocol` of a measurement that does not say which ran; `protocol` may be unknown alone."""
+"""`algorithm` and `protocol` of a measurement that does not name them; `protocol` may be unknown alone."""
 
 MEASUREMENT_FIELDS: Final = [
     ("n_ranks", "<u4"),
@@ -49,13 +49,13 @@ MEASUREMENT_FIELDS: Final = [
     ("timing_source", "u1"),
     ("chunk_bytes", "<u4"),
 ]
-"""numpy dtype fields of a block of measurements; NaN memory_pressure and UNKNOWN say unknown."""
+"""numpy dtype fields of a block of measurements; NaN memory_pressure and UNKNOWN mean unknown."""
 
 MEASUREMENT: Final = np.dtype(MEASUREMENT_FIELDS)
 
 _PLACE_FIELDS: Final = [("id", "<i8"), ("series", "<i8"), ("job", "<i8"), ("measured_at_s", "<f8")]
 STORED: Final = np.dtype(MEASUREMENT_FIELDS + _PLACE_FIELDS)
-"""A measurement, and where it is kept: `id` grows in the order of recording, a series has one setting and size."""
+"""A measurement with its row and series: `id` grows in the order of recording, a series has one setting and size."""
 
 _SETTING_OF: Final = (
     "n_ranks", "n_nodes", "message_bytes", "collective", "phase", "algorithm", "protocol", "n_channels",
@@ -75,7 +75,7 @@ def _insert(n_rows: int) -> str:
 
 
 class SeriesIds:
-    """Row ids of the series met so far; belongs to the writer thread."""
+    """Row ids of the series written so far; only the writer thread uses it."""
 
     def __init__(self) -> None:
         self._ids: dict[tuple[int, bytes], int] = {}
@@ -129,8 +129,8 @@ def insert(
     n_columns = len(_ROW_COLUMNS)
     start = 0
     while start < len(block):
-        # Powers of two: a connection keeps its last 128 statements with their values, and of one for each length that
-        # blocks have that is tens of megabytes.
+        # Powers of two, since a connection keeps its last 128 statements with their values. One statement for each
+        # length of blocks would take tens of megabytes.
         n_rows = min(_ROWS_PER_STATEMENT, 1 << (len(block) - start).bit_length() - 1)
         part = block[start : start + n_rows]
         values: list[Any] = [None] * (n_rows * n_columns)
@@ -158,9 +158,9 @@ def select(
 
     Args:
         where: SQL over `m` (measurements) and `s` (series), with a `?` for each parameter.
-        limit: the newest so many; None: all.
-        names: the fields that are wanted; few are faster.
-        series: table or view of the series that count.
+        limit: number of newest rows; None: all.
+        names: the fields to read; few are faster.
+        series: table or view of the series to read.
 
     Returns:
         STORED with these fields, shape (n,), oldest first.
@@ -181,7 +181,7 @@ def select(
 
 
 def _allowed(*values: int) -> NDArray[np.bool_]:
-    """Truth by value of one byte, shape [256]."""
+    """Whether each value of one byte is allowed, shape [256]."""
     table = np.zeros(256, np.bool_)
     table[list(values)] = True
     return table
@@ -201,7 +201,7 @@ _ALLOWED: Final = {
 
 
 def well_formed(block: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which rows of `block` (MEASUREMENT, shape [n]) hold values that the records allow, shape [n]."""
+    """Whether each row of `block` (MEASUREMENT, shape [n]) holds values that the records allow, shape [n]."""
     chunk_bytes = block["chunk_bytes"]
     good: NDArray[np.bool_] = (
         (block["message_bytes"] - 1 < 2**62 - 1)  # 0 wraps around

@@ -1,7 +1,7 @@
-"""Which algorithm and protocol NCCL can run at all for a collective, whatever its release, hardware and options.
+"""The algorithms and protocols that any release of NCCL can run for a collective, on any hardware.
 
-NCCL's catalog (`agent/nccl`) says what a job may choose from, which is never more. This says which rows of others can
-be true: an all-gather by tree is a mistake in the file, however fast it claims to be.
+NCCL's catalog (`agent/nccl`) has the settings of one job, which are a subset. This module checks imported rows: an
+all-gather by tree is a mistake in the file, however fast it claims to be.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CELLS: Final = {
     Collective.broadcast: _RING,
     Collective.reduce: _RING,
 }
-"""For other collectives NCCL has no choice."""
+"""NCCL has no choice for other collectives."""
 _OF_SEVERAL_NODES: Final = Algorithm.nvls_tree
 
 
@@ -42,7 +42,7 @@ def runnable_cells(collective: Collective, n_nodes: int) -> tuple[tuple[Algorith
 
 
 def can_run(collective: Collective, algorithm: Algorithm | None, protocol: Protocol | None, n_nodes: int) -> bool:
-    """Whether NCCL can run this at all; what is unknown counts as possible.
+    """Whether NCCL can run this setting; unknown parts count as possible.
 
     Args:
         algorithm: None: unknown.
@@ -58,19 +58,19 @@ def can_run(collective: Collective, algorithm: Algorithm | None, protocol: Proto
 
 
 def only_protocol(collective: Collective, algorithm: Algorithm) -> Protocol | None:
-    """The one protocol that NCCL has for an algorithm there; None: it has several, or none."""
+    """The only protocol that NCCL has for an algorithm of this collective; None: it has several, or none."""
     found = [protocol for one, protocol in _CELLS.get(collective, ()) if one is algorithm]
     return found[0] if len(found) == 1 else None
 
 
 def with_only_protocols(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Write the protocol into rows that name an algorithm alone, where no other can have run.
+    """Write the protocol into rows that name only an algorithm, if it has only one protocol.
 
     Args:
         rows: MEASUREMENT or OBSERVATION, shape [n]; changed in place.
 
     Returns:
-        Which rows still name an algorithm alone, shape [n].
+        Whether each row still names only an algorithm, shape [n].
     """
     lack: NDArray[np.bool_] = (rows["protocol"] == UNKNOWN) & (rows["algorithm"] != UNKNOWN)
     if lack.any():
@@ -81,7 +81,7 @@ def with_only_protocols(rows: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def runnable(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows (MEASUREMENT or OBSERVATION, shape [n]) name what NCCL can run, or nothing, shape [n]."""
+    """Whether each row (MEASUREMENT or OBSERVATION, shape [n]) names nothing, or a setting NCCL can run, shape [n]."""
     code = np.minimum(rows["algorithm"], _NO_ALGORITHM) << 2 | np.minimum(rows["protocol"], _NO_PROTOCOL)
     found: NDArray[np.bool_] = _table()[np.minimum(rows["collective"], _NO_COLLECTIVE), code]
     needs_nodes = rows["algorithm"] == _OF_SEVERAL_NODES
@@ -98,7 +98,7 @@ _NO_PROTOCOL: Final = np.uint8(3)
 
 @cache
 def _table() -> NDArray[np.bool_]:
-    """By collective, and by algorithm and protocol in one number."""
+    """Whether NCCL can run it, by collective, and by algorithm and protocol in one number."""
     table = np.zeros((16, 8, 4), np.bool_)
     for collective, cells in _CELLS.items():
         for algorithm, protocol in cells:
@@ -109,7 +109,7 @@ def _table() -> NDArray[np.bool_]:
 
 @cache
 def _only_protocols() -> NDArray[np.uint8]:
-    """By collective and algorithm, the only protocol, or UNKNOWN."""
+    """The only protocol by collective and algorithm, or UNKNOWN."""
     table = np.full((16, 8), UNKNOWN, np.uint8)
     for collective in _CELLS:
         for algorithm in Algorithm:

@@ -1,1 +1,1 @@
-"""The one writer: what is queued, when it is committed, and how much is kept."""
+"""The writer: queueing, committing, and limiting what the store keeps."""

@@ -1,4 +1,4 @@
-"""What becomes known of a job after its start."""
+"""News of a job after its start."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from ...records.passages import Passages
 
 
 class JobNews(TypedDict, total=False):
-    """News of a job; what is missing or None leaves what is known as it is."""
+    """News of a job; fields that are missing or None change nothing."""
 
     stage: Stage | None
-    """The kind of training that it was recognised as."""
+    """The recognised kind of training."""
     ended_at_s: float | None
     """When its last rank left or was heard, in seconds since the epoch."""
     is_lost: bool | None
     """Whether one of its ranks fell silent."""
     failure: str | None
-    """The rank whose script an exception ended, and which."""
+    """The rank whose script ended by an exception, and that exception's type."""
     training: str | None
     """What all starts of the same training on the same hardware have in common."""
     environment: str | None
-    """Variables that it was started with, for trial or for good, as `NAME=VALUE` with spaces between."""
+    """Variables set at its start, as a trial or permanently, as `NAME=VALUE` separated by spaces."""
     name: str | None
-    """What people call it."""
+    """The name that the user gave it."""
     passages: Passages | None
-    """What passed the tuner by in it."""
+    """Its collectives with and without the tuner's decision."""
     lateness: Lateness | None
     """Which of its ranks collectives wait for."""

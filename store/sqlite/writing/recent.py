@@ -1,4 +1,4 @@
-"""What was committed since the store's file was last seen to be sound, to be done again if it proves to be damaged."""
+"""Operations committed since the store's file was last found sound, to be repeated if it is damaged."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Final, NamedTuple
 Operation = Callable[[sqlite3.Connection], None]
 
 MOST_ROWS: Final = 100_000
-"""So many are kept in memory, some 5 MB; the oldest go first."""
+"""Rows that are kept in memory (some 5 MB); the oldest are dropped first."""
 
 
 class Entry(NamedTuple):
-    """What is to be written, or was."""
+    """An operation that is queued or was written."""
 
     operation: Operation
     n_rows: int
     room: int
-    """Rows that take as much memory: more than it has, if they are long."""
+    """Its memory in rows; long rows count as several."""
 
 
 class Marks(NamedTuple):
-    """The newest rows of the tables that only grow: what is newer was written by the operations after it."""
+    """Newest row ids of the tables that only grow; later operations wrote rows with higher ids."""
 
     measurement: int
     decision: int
 
 
 class RecentOperations:
-    """Belongs to the writer's thread."""
+    """The kept operations; only the writer's thread uses them."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[Marks, Entry]] = deque()
@@ -38,7 +38,7 @@ class RecentOperations:
 
     @staticmethod
     def marks(connection: sqlite3.Connection) -> Marks:
-        """Where the tables end, at the beginning of a transaction."""
+        """The tables' newest row ids at the beginning of a transaction."""
         found = connection.execute(
             "SELECT (SELECT coalesce(max(id), 0) FROM main.measurements),"
             " (SELECT coalesce(max(id), 0) FROM main.decisions)"
@@ -46,30 +46,30 @@ class RecentOperations:
         return Marks(*found.fetchone())
 
     def committed(self, marks: Marks, entries: Iterable[Entry]) -> None:
-        """Keep what a transaction has done."""
+        """Keep the operations of a committed transaction."""
         for entry in entries:
             self._kept.append((marks, entry))
             self._room += entry.room
         while self._room > MOST_ROWS:
             marks, entry = self._kept.popleft()
             self._room -= entry.room
-            while self._kept and self._kept[0][0] == marks:  # of one transaction, all or none
+            while self._kept and self._kept[0][0] == marks:  # a transaction's operations are kept or dropped together
                 self._room -= self._kept.popleft()[1].room
 
     def forget(self) -> None:
-        """The file is sound with all of it."""
+        """Drop all operations, as the file was found sound."""
         self._kept.clear()
         self._room = 0
 
     def redo(self, connection: sqlite3.Connection) -> int:
-        """Do it again in a new file, in place of what was recovered of it.
+        """Repeat the operations in a new file, after deleting their recovered rows.
 
         Returns:
-            By how many measurements there are more than were recovered.
+            How many measurements this adds to the recovered ones.
 
         Raises:
             sqlite3.OperationalError: the new file cannot be written.
-            MemoryError: so it is.
+            MemoryError: memory is exhausted.
         """
         if not self._kept:
             return 0
@@ -88,7 +88,7 @@ class RecentOperations:
             connection.execute("ROLLBACK")
             if isinstance(error, (sqlite3.OperationalError, MemoryError)):
                 raise
-            return 0  # what was recovered is better than nothing
+            return 0  # the recovered rows stay
         return n_more
 
 

@@ -1,4 +1,4 @@
-"""What is queued to be written: jobs, measurements, steps, decisions, models. Nothing here waits for the disk."""
+"""Queues jobs, measurements, steps, decisions and models for writing; nothing here waits for the disk."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing's own from Python 3.11 on
 
 ROW_BYTES: Final = 128
-"""What waits, or may have to be written again, is bounded by rows: a long description has the room of many."""
+"""The queue and the kept operations are bounded in rows; a long description counts as one row per so many bytes."""
 
 
 class Recording:
-    """The half of a store that others write through; its methods queue, and never block."""
+    """The writing methods of a store; they queue, and never block."""
 
     path: Path
     _writer: Writer | None
 
     def __init__(self, retention: Retention, clock: Callable[[], float]) -> None:
         self.n_invalid = 0
-        """Measurements refused because a field held a value no record allows."""
+        """Measurements refused because a field held an impossible value."""
         self._clock = clock
         self._retention = retention
         self._rows_until_retention = 0
@@ -46,8 +46,8 @@ class Recording:
         """Queue the start of a job on a fabric; a job that was recorded before counts as running again.
 
         Args:
-            fabric: what that hardware is; empty leaves what is known.
-            name: what people call it; empty leaves what is known.
+            fabric: description of the hardware; empty: the known one stays.
+            name: the name that the user gave it; empty: the known one stays.
         """
         now_s, description = self._clock(), msgspec.json.encode(fabric).decode() if fabric else ""
 
@@ -65,7 +65,7 @@ class Recording:
         self._put(write, is_essential=True, room=1 + len(description) // ROW_BYTES)
 
     def record_start(self, job_id: str, name: str, training: str, environment: str) -> None:
-        """Queue that a job is about to start; `record_job` follows once a rank has greeted, if one ever does."""
+        """Queue that a job is about to start; `record_job` follows if a rank greets."""
         now_s = self._clock()
 
         def write(connection: sqlite3.Connection) -> None:
@@ -77,7 +77,7 @@ class Recording:
         self._put(write, is_essential=True)
 
     def update_job(self, job_id: str, **news: Unpack[JobNews]) -> None:
-        """Queue what became known of a job.
+        """Queue news of a job.
 
         Nothing happens if the job was never recorded.
 
@@ -198,13 +198,13 @@ class Recording:
 
 
 def _fabric_row(connection: sqlite3.Connection, fabric_id: str) -> int:
-    """Id of the fabric's row, which is inserted if it is missing."""
+    """Id of the fabric's row; a missing row is inserted."""
     connection.execute("INSERT OR IGNORE INTO fabrics (fabric_id) VALUES (?)", (fabric_id,))
     return int(connection.execute("SELECT id FROM fabrics WHERE fabric_id = ?", (fabric_id,)).fetchone()[0])
 
 
 def _job_row(connection: sqlite3.Connection, job_id: str, fabric: int | None) -> int:
-    """Id of a job's row, which is inserted if it is missing; `fabric` becomes the job's fabric, None leaves that."""
+    """Id of a job's row; a missing row is inserted. `fabric` becomes the job's fabric; None keeps the known one."""
     connection.execute("INSERT OR IGNORE INTO jobs (job_id) VALUES (?)", (job_id,))
     if fabric is not None:
         change = "UPDATE jobs SET fabric = ? WHERE job_id = ? AND fabric IS NOT ?"

@@ -1,7 +1,7 @@
 """How much the store keeps.
 
-Old is what was recorded long before the newest rows, in the order of recording. The clock only tells which rows are of
-one day: a day that it makes up counts as one more day, wherever in time it lies.
+A row's age is its place in the order of recording. The clock only tells which rows are of one day, so a day with a
+wrong date counts as one more day.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _DAY_S: Final = 86400
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """How much is kept: the newest measurements of each fabric, and of all what the newest days brought.
+    """How much is kept: the newest measurements of each fabric, and none older than the newest days.
 
-    A job goes as soon as none of its measurements is left, and jobs of so many newer days are there.
+    A job is deleted once none of its measurements is left and jobs of `max_days` newer days exist.
     """
 
     max_rows_per_fabric: int = 1_000_000
@@ -30,12 +30,12 @@ class Retention(msgspec.Struct, frozen=True):
 
     @property
     def every_rows(self) -> int:
-        """It is applied again after this many more rows: at most a tenth over the limit."""
+        """Number of new rows after which retention applies again; at most a tenth of the limit."""
         return max(1, min(MOST_ROWS_BETWEEN, self.max_rows_per_fabric // 10))
 
 
 def retain(connection: sqlite3.Connection, retention: Retention) -> None:
-    """Delete measurements of days long ago, the oldest of fabrics that have too many, and old jobs without any."""
+    """Delete measurements of old days, the oldest of fabrics with too many, and old jobs without measurements."""
     last_id = _last_id_before(connection, "measurements", "measured_at_s", retention.max_days)
     n_old = connection.execute("DELETE FROM measurements WHERE id <= ?", (last_id,)).rowcount
     counts = connection.execute(

@@ -1,7 +1,7 @@
 """The store's only writer: a thread that turns queued operations into few large transactions.
 
-While SQLite can write nothing (a full disk, say), what is queued waits in memory and is tried again, in its order;
-it is lost only when the queue is full, or when the store is closed before there is room.
+While SQLite can write nothing (a full disk, say), queued operations wait in memory and are tried again in their order.
+They are lost only if the queue is full, or if the store is closed before there is room.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_PENDING_ROWS: Final = 500_000
 ESSENTIAL_ROWS: Final = 100_000
 """Extra room for rows that are written only once: jobs, decisions, models."""
 LINGER_S: Final = 0.1
-"""How long a batch is gathered before it is written; kill -9 loses at most this and one transaction."""
+"""How long a batch is collected before it is written; kill -9 loses at most this and one transaction."""
 RETRY_S: Final = 1.0
 """How long after a failure SQLite is tried again."""
 _OUTAGES: Final = (
@@ -38,23 +38,23 @@ _OUTAGES: Final = (
     "database is locked",
     "unable to open database file",
 )
-"""SQLite's messages when it can write nothing for now; any other is the fault of one operation."""
+"""SQLite's messages if it can write nothing for now; any other error is the fault of one operation."""
 
 
 def _is_outage(error: Exception) -> bool:
-    """Whether nothing can be written for now."""
+    """Whether the error means that SQLite can write nothing for now."""
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, sqlite3.OperationalError) and any(words in str(error) for words in _OUTAGES)
 
 
 class Writer:
-    """Owns thread `zerotune-store-writer`: runs operations in order, as many per transaction as have gathered.
+    """Owns thread `zerotune-store-writer`, which runs operations in order, all waiting ones in one transaction.
 
-    `connection` must be in autocommit mode and is used by this thread alone. `on_rollback` forgets
-    whatever operations remember of a transaction that was undone. `begin_anew` is called with the error that shows
-    that the file is damaged, and with what does again, in the new file, all that was written since the old one was
-    last seen to be sound; it closes the connection, and returns one to a sound file. `watch` looks for such damage.
+    `connection` must be in autocommit mode; only this thread uses it. `on_rollback` clears what operations remember of
+    a transaction that was rolled back. `watch` looks for damage. `begin_anew` is called with the error that shows
+    damage, and with a function that repeats recent operations in the new file. It closes the connection, and returns
+    one to a sound file.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Writer:
         self._on_rollback = on_rollback
         self._begin_anew = begin_anew
         self._damaged: sqlite3.DatabaseError | None = None
-        """What is wrong with a file that could not be left yet; its connection is closed."""
+        """Error of a damaged file that could not be replaced yet; its connection is closed."""
         self._watch = watch
         self._recent = RecentOperations()
         self._error, self._failed_at_s = "", time.monotonic()
@@ -85,7 +85,7 @@ class Writer:
         self._pending: deque[Entry] = deque()
         self._n_pending_rows = self._pending_room = 0
         self._n_rows_tried = 0
-        """Rows that were taken out of the queue and are not written yet."""
+        """Rows taken out of the queue and not written yet."""
         self._n_put = 0
         self._n_done = 0
         self._changed = threading.Condition()
@@ -103,13 +103,13 @@ class Writer:
             return StoreState(self._is_out, self._error, ago_s, n_waiting, self.n_lost)
 
     def put(self, operation: Operation, n_rows: int, *, is_essential: bool = False, room: int = 0) -> bool:
-        """Queue an operation, unless more would then wait than MAX_PENDING_ROWS.
+        """Queue an operation, unless more than MAX_PENDING_ROWS rows would then wait.
 
         Args:
             operation: called by the writer's thread in its next transaction.
-            n_rows: rows that it writes, for the count of what waits.
+            n_rows: rows that it writes, for the count of waiting rows.
             is_essential: may exceed the limit by ESSENTIAL_ROWS.
-            room: rows that take as much memory, if that is more.
+            room: its memory in rows, if that is more.
 
         Returns:
             False if it was refused; its rows are then counted as lost.
@@ -128,7 +128,7 @@ class Writer:
             return True
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything queued so far is committed; False when that took too long, or SQLite cannot write."""
+        """Wait until all queued operations are committed; False if that takes too long, or SQLite cannot write."""
         with self._changed:
             target, n_tries = self._n_put, self._n_tries
             self._hurry = True
@@ -137,7 +137,7 @@ class Writer:
             return self._n_done >= target
 
     def close(self) -> None:
-        """Write what is queued, cut the log and end the thread; what cannot be written now is lost."""
+        """Write queued operations, truncate the log and end the thread; rows that cannot be written now are lost."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -147,7 +147,7 @@ class Writer:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            # While nothing can be written one operation shows that; a long queue would be tried over and over.
+            # While nothing can be written, one operation is tried, not the whole queue again and again.
             first = len(batch) if not self._is_out else 1
             left = self._write(batch[:first])
             left += batch[first:] if left else self._write(batch[first:])
@@ -184,7 +184,7 @@ class Writer:
             return batch
 
     def _look_for_damage(self) -> None:
-        """If it is time to, and not while the store is being closed."""
+        """Check the file if that is due, but not while the store is being closed."""
         if self._watch.due_in_s or self._closing:
             return
         if (error := self._watch.look()) is not None:
@@ -193,7 +193,7 @@ class Writer:
             self._recent.forget()
 
     def _leave_damaged_file(self, error: sqlite3.DatabaseError) -> str:
-        """Go on in a sound file; why that cannot be done now, empty if it is done."""
+        """Replace the damaged file; returns why that is impossible now, empty on success."""
         self._damaged = error
         try:
             self._connection = self._begin_anew(error, self._recent.redo)
@@ -205,12 +205,12 @@ class Writer:
         return ""
 
     def _has_work(self, timeout_s: float) -> bool:
-        """Wait for it, so long at most."""
+        """Wait at most `timeout_s` for operations or closing."""
         with self._changed:
             return self._changed.wait_for(lambda: bool(self._pending) or self._closing, timeout_s)
 
     def _write(self, batch: list[Entry]) -> list[Entry]:
-        """Commit `batch`, in halves where the whole cannot be written; what is left when SQLite can write no more."""
+        """Commit `batch`, in halves if the whole fails; returns what is left if SQLite can write no more."""
         if not batch:
             return []
         error = self._damaged or self._commit(batch)
@@ -234,9 +234,9 @@ class Writer:
         return []
 
     def _commit(self, batch: list[Entry]) -> Exception | None:
-        """One transaction; returns why it was undone, if it was."""
+        """Run one transaction; returns the error if it was rolled back."""
         try:
-            if self._connection.in_transaction:  # one that could not be undone when it failed
+            if self._connection.in_transaction:  # an earlier rollback failed
                 self._connection.execute("ROLLBACK")
             self._connection.execute("BEGIN IMMEDIATE")
             marks = self._recent.marks(self._connection)
@@ -253,10 +253,10 @@ class Writer:
         self._recent.committed(marks, batch)
         return None
 
-    # ---- what is said of it ------------------------------------------------------------------
+    # ---- log messages ------------------------------------------------------------------------
 
     def _lose(self, n_rows: int, why: str) -> None:
-        """Count rows as lost; says so once, and once in each outage."""
+        """Count rows as lost; logs that once, and once in each outage."""
         if not self.n_lost or (self._is_out and self.n_lost == self._n_lost_before):
             _log.error("the store cannot be written, records are being lost: %s", why)
         self.n_lost += n_rows

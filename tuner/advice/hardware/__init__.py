@@ -1,1 +1,1 @@
-"""What a cluster is: GPUs, nodes, and what its network moves per second."""
+"""Clusters: GPUs, nodes, and the speed of networks."""

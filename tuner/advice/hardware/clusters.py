@@ -39,20 +39,20 @@ class Cluster:
 
     @property
     def n_gpus(self) -> int:
-        """All of them."""
+        """GPUs of all nodes."""
         return self.n_nodes * self.gpus_per_node
 
     @property
     def is_extrapolated(self) -> bool:
-        """Whether it is larger than what its network's description covers."""
+        """Whether the cluster is larger than its network's description."""
         return self.n_nodes > self.network.known_nodes
 
     def neighbours(self, n_ranks: int) -> CommunicatorClass:
-        """The communicator of so many ranks side by side: a model-parallel group, or one of hybrid sharding."""
+        """The communicator of `n_ranks` neighbouring ranks: a model-parallel group, or one of hybrid sharding."""
         return CommunicatorClass(n_ranks, -(-n_ranks // self.gpus_per_node))
 
     def every(self, stride: int, n_ranks: int) -> CommunicatorClass:
-        """The communicator of so many ranks, `stride` apart: data-parallel ranks of a model-parallel group."""
+        """The communicator of `n_ranks` ranks, `stride` apart: data-parallel ranks of a model-parallel group."""
         per_node = max(1, self.gpus_per_node // stride)
         return CommunicatorClass(n_ranks, min(n_ranks, -(-n_ranks // per_node)))
 
@@ -78,20 +78,20 @@ def cluster(
 
     Args:
         machine: a name of MACHINES, a topology file, or a fabric's name or path.
-        n_nodes: of it.
-        constants: how much of the links training gets.
-        gpus_per_node: that are used; None: all.
-        gpu_name: a name of GPUS; None: what such a machine usually has, or what the fabric says.
-        memory_gb: of one GPU, in 10^9 bytes, instead of the table's.
-        peak_tflops: of one GPU in 16 bits, instead of the table's.
-        nic_gbps: of each adapter that a topology file leaves to the machine, in 10^9 bits per second.
+        n_nodes: number of such nodes.
+        constants: give the share of the links' bandwidth that training gets.
+        gpus_per_node: used GPUs; None: all.
+        gpu_name: a name of GPUS; None: the machine's usual GPU, or the fabric's.
+        memory_gb: memory of one GPU in 10^9 bytes, instead of the table's.
+        peak_tflops: peak of one GPU in 16 bits, instead of the table's.
+        nic_gbps: speed of each adapter without one in a topology file, in 10^9 bits per second.
 
     Returns:
         The cluster.
 
     Raises:
-        UserError: there is no such machine or GPU, no GPU at all, no network for several nodes, or the machine states
-            something else.
+        UserError: there is no such machine or GPU, no GPU at all, no network for several nodes, or an argument
+            contradicts the machine.
     """
     if n_nodes < 1 or n_nodes > MAX_NODES:
         raise UserError(f"{n_nodes} nodes are no cluster", f"give 1 to {MAX_NODES}")
@@ -138,7 +138,7 @@ def cluster(
 
 
 def _fabrics_gpu(described: fabric.Fabric) -> Gpu:
-    """The GPU that a fabric file describes, with what it leaves out from the usual one."""
+    """The GPU of a fabric file; missing facts are those of the usual GPU."""
     known = usual(described.belief.compute_capability)
     return msgspec.structs.replace(
         known,

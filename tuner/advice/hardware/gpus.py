@@ -18,14 +18,14 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     capability: int
     """90 = 9.0."""
     memory_bytes: int
-    """That programs can have, as nvidia-smi tells it."""
+    """Memory that programs can use, as nvidia-smi shows it."""
     peak_tflops: float
-    """Of 16-bit matrix multiplication."""
+    """Peak of 16-bit matrix multiplication."""
     fp32_tflops: float
-    """Of 32-bit matrix multiplication, TF32 where there is one."""
+    """Peak of 32-bit matrix multiplication, with TF32 if the GPU has it."""
     memory_gbs: float
     cpu_gbs: float
-    """To CPU memory, one way."""
+    """Bandwidth to CPU memory, one way."""
 
     def peak(self, precision: str) -> float:
         """TFLOP/s in "fp32", "bf16" or "fp16"."""
@@ -61,13 +61,13 @@ GPUS: Final = {
         _gpu("b200_180gb", 100, 183359, 2250, 1125, 8000, 50),
     )
 }
-"""By name."""
+"""GPUs by name."""
 USUAL: Final = {70: "v100_32gb", 80: "a100_80gb", 89: "l40s_48gb", 90: "h100_80gb", 100: "b200_180gb"}
-"""What a machine of a compute capability is taken to have."""
+"""Assumed GPU by compute capability of a machine."""
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of that name.
+    """The GPU of this name.
 
     Raises:
         UserError: the table does not have it.
@@ -78,5 +78,5 @@ def gpu(name: str) -> Gpu:
 
 
 def usual(capability: int) -> Gpu:
-    """What a machine of that compute capability is taken to have: the newest that is not newer."""
+    """The assumed GPU of a machine with this compute capability: the newest that is not newer."""
     return GPUS[USUAL[max((known for known in USUAL if known <= capability), default=min(USUAL))]]

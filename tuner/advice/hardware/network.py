@@ -1,4 +1,4 @@
-"""How long collectives take on a cluster, by NCCL's own cost model or by a fabric file."""
+"""Durations of collectives on a cluster, by NCCL's own cost model or by a fabric file."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from ....agent.nccl.mock_cuda.machine import Machine
 from ....store.records import Collective, CommunicatorClass
 
 NVLINK_GBS: Final = {60: 18.0, 70: 20.0, 80: 20.0, 86: 12.0, 90: 20.6, 100: 40.1}
-"""What NCCL's topology search counts for one link and direction, by compute capability (graph/topo.h)."""
+"""Bandwidth of one link and direction in NCCL's topology search, by compute capability (graph/topo.h)."""
 PCIE_GBS: Final = 12.0
-"""What it counts for a sixteen-lane slot of the third generation through a CPU (PCI_BW, LOC_BW)."""
+"""Bandwidth there of a sixteen-lane slot of the third generation through a CPU (PCI_BW, LOC_BW)."""
 SKEW_US: Final = 5.0
-"""Assumed of machines that nobody measured; large blocks do not feel it."""
+"""Assumed skew of machines without measurements; it hardly affects large blocks."""
 _CHANNELS: Final = 16
 _PATH_NET: Final = 5
 """PXB: adapters beside the GPUs."""
 
 
 class Network(Protocol):
-    """Where collectives run."""
+    """A cluster's network, which gives durations of collectives."""
 
     ranks_per_node: int
     known_nodes: int
-    """Up to how many nodes it was described or measured; beyond, times are extrapolated."""
+    """Nodes up to which it was described or measured; times beyond are extrapolated."""
     skew_us: float
-    """A collective begins so much after a rank asks for it: the last rank comes later."""
+    """Time from a rank's issue of a collective to its beginning, as the last rank comes later."""
 
     def time_us(self, collective: Collective, message_bytes: float, place: CommunicatorClass) -> float:
-        """One collective alone.
+        """Duration of one collective alone.
 
         Args:
-            collective: what is called.
-            message_bytes: as NCCL counts them, of the whole buffer.
-            place: which ranks on which nodes.
+            collective: the collective.
+            message_bytes: NCCL's total size, of the whole buffer.
+            place: the ranks and their nodes.
 
         Returns:
             Microseconds; 0 for one rank.
@@ -47,16 +47,16 @@ class Network(Protocol):
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):
-    """What joins GPUs and nodes; GB/s, one way."""
+    """Links of GPUs and nodes; GB/s, one way."""
 
     capability: int
     ranks_per_node: int
     gpu_gbs: float
-    """Of one GPU within its node."""
+    """Bandwidth of one GPU within its node."""
     node_gbs: float
-    """Of a node's adapters together; 0: it has none."""
+    """Bandwidth of all adapters of a node; 0: it has none."""
     known_nodes: int = 280
-    """Those of the largest published run that constants were fitted to."""
+    """Nodes of the largest published run in the fit of constants."""
     has_nvlink: bool = True
     nccl_version: tuple[int, int] = (2, 28)
 
@@ -76,7 +76,7 @@ def links_of(machine: Machine) -> Links:
 
 
 class LinkNetwork:
-    """NCCL's cost model on rings over the links' whole bandwidth, `share` of which training gets."""
+    """NCCL's cost model of rings over the links' bandwidth, of which training gets `share`."""
 
     def __init__(self, links: Links, share: float) -> None:
         self.links, self.share = links, share
@@ -100,7 +100,7 @@ def _wire_us(links: Links, collective: Collective, message_bytes: float, place: 
 
 
 def _ring_gbs(links: Links, place: CommunicatorClass) -> float:
-    """Of one rank's ring: within a node its links; across, the adapters that the communicator's ranks reach."""
+    """Bandwidth of one rank's ring: its links within a node, the reachable adapters across nodes."""
     if place.n_nodes == 1:
         return links.gpu_gbs
     ranks_here = place.n_ranks / place.n_nodes
@@ -129,7 +129,7 @@ def _topology(links: Links, place: CommunicatorClass) -> cost_model.Topology:
 
 
 class FabricNetwork:
-    """A fabric file: what is true there of NCCL's own choice, on as many nodes as are asked about."""
+    """Real durations of NCCL's own choice in a fabric file, on any number of nodes."""
 
     def __init__(self, machine: Fabric, n_nodes: int) -> None:
         self.fabric = machine if n_nodes <= machine.max_nodes else machine.with_nodes(n_nodes)

@@ -1,1 +1,1 @@
-"""What a model is: parameters, layers and activations, from numbers, a configuration file or a module."""
+"""Models: parameters, layers and activations, from numbers, a configuration file or a module."""

@@ -1,6 +1,6 @@
 """Parameters of a decoder whose blocks may differ: attention of several kinds, state spaces, experts in some of them.
 
-Read off the fields that configurations of Hugging Face have in common; what one leaves out is what its class assumes
+They follow from the common fields of Hugging Face's configurations; missing fields have the class's defaults
 (`families.json`, which `python -m benchmarks.advice.model_families` renews from transformers). Biases and norms count
 where they are more than a ten-thousandth.
 """
@@ -25,14 +25,14 @@ MIXERS: Final[dict[str, Mixer]] = {
 }  # fmt: skip
 _FEEDS: Final[dict[str, Feed]] = {"mlp": "dense", "-": "dense", "moe": "sparse", "E": "sparse"}
 _LINEAR: Final[dict[str, Mixer]] = {"minimax": "lightning", "minimax_text_01": "lightning", "minimax_m1": "lightning"}
-"""What linear attention is in a family; elsewhere it is a gated delta rule or, with `mamba_` fields, a state space."""
+"""Kind of linear attention by family; others have a gated delta rule or, with `mamba_` fields, a state space."""
 _TWO_MATRICES: Final = ("apertus", "arcee", "nemotron_h")
 """Families whose feed-forward has no gate."""
 _GATED_QUERIES: Final = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe")
 
 
 class Decoder(Fields):
-    """A decoder's configuration, with its class's defaults below it."""
+    """A decoder's configuration, with its class's defaults for missing fields."""
 
     def __init__(self, where: str, stated: Mapping[str, Any], kind: str) -> None:
         super().__init__(where, stated, class_defaults()[kind])
@@ -67,7 +67,7 @@ class Decoder(Fields):
         return self._mixers(self._types()), [self._feed(layer) for layer in range(self.n_layers)]
 
     def _types(self) -> list[str]:
-        """The kind of each layer's mixer, in transformers' words."""
+        """The kind of each layer's mixer, in transformers' terms."""
         every, period = (self.number(name, default=0) for name in ("full_attention_interval", "attn_layer_period"))
         linear, listed = self.raw.get("linear_attn_config"), self.raw.get("full_attn_idxs")
         given, flags = self._of_layers("layer_types"), self._of_layers("attn_type_list")
@@ -93,7 +93,7 @@ class Decoder(Fields):
         return [unit[layer % len(unit)] for layer in layers]
 
     def _of_layers(self, name: str) -> list[Any] | None:
-        """A list of something of each layer."""
+        """A list with one entry for each layer."""
         given: list[Any] | None = self.stated.get(name)
         if given is not None and len(given) != self.n_layers:
             raise UserError(f"{self.where} has {self.n_layers} layers, but {len(given)} {name}", "correct one")
@@ -131,7 +131,7 @@ class Decoder(Fields):
     # ---- what parts have -------------------------------------------------------------------------------------------
 
     def attention(self) -> int:
-        """Of attention with shared key-value heads, or with latent ones (MLA)."""
+        """Parameters of attention with shared key-value heads, or with latent ones (MLA)."""
         width, heads = self.width, self.n_heads
         rank = self.number("kv_lora_rank", default=0)
         if not rank:
@@ -149,7 +149,7 @@ class Decoder(Fields):
         return queries + width * (rank + rope) + rank * (1 + heads * (nope + value)) + heads * value * width + looks
 
     def _delta(self) -> int:
-        """A gated delta rule."""
+        """Parameters of a gated delta rule."""
         if self.kind == "kimi_linear":
             return self._kimi_delta()
         key = self.number("linear_num_key_heads") * self.number("linear_key_head_dim")
@@ -173,7 +173,7 @@ class Decoder(Fields):
         return 5 * self.width * self.n_heads * self.head_width
 
     def _mamba(self) -> int:
-        """Mamba 2: state spaces with heads."""
+        """Parameters of Mamba 2: state spaces with heads."""
         heads = self.number("mamba_n_heads", default=self.number("mamba_num_heads", default=0))
         each = 0 if self.raw.get("mamba_d_head") == "auto" else self.number("mamba_d_head", default=0)
         each = each or self.number("mamba_head_dim", default=0)
@@ -196,7 +196,7 @@ class Decoder(Fields):
         return self.width * (4 * self.width + self.number("conv_L_cache", default=3))
 
     def mixer(self, kind: Mixer) -> int:
-        """Of what mixes the tokens of a block."""
+        """Parameters of a block's mixer of tokens."""
         counts: dict[Mixer, Callable[[], int]] = {
             "attention": self.attention, "delta": self._delta, "lightning": self._lightning, "mamba": self._mamba,
             "mamba1": self._mamba1, "conv": self._conv, "none": int,
@@ -205,8 +205,8 @@ class Decoder(Fields):
 
     @property
     def dense_width(self) -> int:
-        """Of a feed-forward without experts."""
-        if self.kind == "granitemoehybrid":  # without experts it has the shared part alone
+        """Width of a feed-forward without experts."""
+        if self.kind == "granitemoehybrid":  # without experts it has only the shared part
             return self.number("shared_width")
         names = ("intermediate_size_mlp", "block_ff_dim", "intermediate_size")
         stated = next((size for name in names if (size := self.number(name, default=0))), 0)
@@ -220,12 +220,12 @@ class Decoder(Fields):
 
     @property
     def expert_width(self) -> int:
-        """Of one expert."""
+        """Width of one expert."""
         return self.number("expert_width", default=0) or self.number("intermediate_size")
 
     @property
     def shared_width(self) -> int:
-        """Of what each token meets beside its experts; 0: nothing."""
+        """Width of the feed-forward that each token passes beside its experts; 0: none."""
         n_shared, each = self.number("shared", default=0), self.number("shared_width", default=0)
         if self.kind.startswith("llama4"):
             return self.number("intermediate_size")
@@ -233,16 +233,16 @@ class Decoder(Fields):
 
     @property
     def n_experts(self) -> int:
-        """Of a block that has them."""
+        """Experts of a block that has experts."""
         return max(1, self.number("experts", default=1)) if "sparse" in self.feeds else 1
 
     @property
     def n_active(self) -> int:
-        """Experts that a token meets."""
+        """Experts that a token passes."""
         return max(1, self.number("active", default=1)) if "sparse" in self.feeds else 1
 
     def feed(self, kind: Feed) -> int:
-        """Of a block's feed-forward."""
+        """Parameters of a block's feed-forward."""
         matrices = 3 if self.gated else 2
         if kind == "none":
             return 0
@@ -256,5 +256,5 @@ class Decoder(Fields):
         return self.n_experts * one + biases + shared + self.width * self.n_experts
 
     def mean(self, of: Callable[[Mixer, Feed], float]) -> float:
-        """The mean of something over the blocks."""
+        """The mean of a value over the blocks."""
         return sum(of(*block) for block in zip(self.mixers, self.feeds, strict=True)) / self.n_layers

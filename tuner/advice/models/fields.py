@@ -1,4 +1,4 @@
-"""The fields of a Hugging Face configuration, with what its class assumes below them."""
+"""The fields of a Hugging Face configuration, with its class's defaults for missing ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .kinds import is_count
 DESCRIBE: Final = (
     "give the number of its parameters, as 7.5B (advise takes --layers, --hidden, --heads, --sequence, too)"
 )
-"""What helps where a file does not."""
+"""Remedy if a file does not describe the model."""
 SPELLINGS: Final = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "width": ("hidden_size", "n_embd", "d_model", "n_embed"),
@@ -40,31 +40,31 @@ SPELLINGS: Final = {
 
 @cache
 def class_defaults() -> Mapping[str, Mapping[str, Any]]:
-    """What transformers' classes assume of a field that a file leaves out, by `model_type`."""
+    """Defaults of transformers' classes for fields that a file leaves out, by `model_type`."""
     found: dict[str, dict[str, Any]] = msgspec.json.decode((Path(__file__).parent / "families.json").read_bytes())
     return found
 
 
 class Fields:
-    """A configuration's fields; a missing or impossible one is a user's mistake that names it."""
+    """A configuration's fields; a missing or impossible one raises UserError, which names it."""
 
     def __init__(self, where: str, stated: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self.where, self.stated, self.defaults = where, stated, defaults
-        self.raw = {**defaults, **stated}  # null is none, not the class's default
+        self.raw = {**defaults, **stated}  # null means none, not the class's default
 
     def number(self, name: str, *, default: int | None = None, least: int = 0) -> int:
         """A whole number under any of its names.
 
         Args:
             name: a key of SPELLINGS, or a field.
-            default: where neither the file nor its class has it; None: it must be there.
-            least: the smallest that is possible.
+            default: value if neither the file nor its class has one; None: the field is required.
+            least: the smallest possible number.
 
         Returns:
             The number.
 
         Raises:
-            UserError: it is missing, or no such number.
+            UserError: the field is missing, or no such number.
         """
         names = SPELLINGS.get(name, (name,))
         source = self.stated if any(one in self.stated for one in names) else self.defaults
@@ -82,6 +82,6 @@ class Fields:
         return default
 
     def flag(self, name: str, default: bool) -> bool:
-        """Whether something is on; null is the default."""
+        """Whether a flag is on; null means the default."""
         value = self.raw.get(name)
         return default if value is None else bool(value)

@@ -21,7 +21,7 @@ MAX_FILE_BYTES: Final = 1 << 20
 
 
 def _decoder(fields: Fields, *, biased: bool = False, beside: int = 0, **more: Any) -> ModelShape:
-    """Most of the older ones.
+    """Most of the older decoders.
 
     If it is `biased`, each matrix of a block has a bias, and each half a norm with one; `beside` are further parameters
     outside of blocks.
@@ -53,7 +53,7 @@ def _decoder(fields: Fields, *, biased: bool = False, beside: int = 0, **more: A
 
 
 def _modern(fields: Fields) -> ModelShape:
-    """Decoders of today, whose blocks may differ: a shape of equal blocks with the parameters of all of them."""
+    """Recent decoders, whose blocks may differ: a shape of equal blocks with the parameters of all of them."""
     kind = str(fields.raw["model_type"])
     inner = fields.raw.get("text_config")
     text = {**fields.stated, **inner} if isinstance(inner, dict) else fields.stated
@@ -61,7 +61,7 @@ def _modern(fields: Fields) -> ModelShape:
     named = text["model_type"] if text.get("model_type") in known else kind
     decoder = Decoder(fields.where, text, known[named].get("text_kind", named))
     said = [source.get(name) for name in ("tie_embedding", "tie_word_embeddings") for source in (fields.stated, text)]
-    classes = (decoder.defaults, fields.defaults)  # a file leaves out what either of its classes assumes
+    classes = (decoder.defaults, fields.defaults)  # a file may leave out the defaults of either class
     usual = all(one.get("tie_word_embeddings", True) for one in classes)
     tied = bool(next((one for one in said if one is not None), usual))
     vocabulary = decoder.number("vocab_size", least=1)
@@ -117,7 +117,7 @@ def _plain(fields: Fields) -> ModelShape:
 
 
 def _tied(fields: Fields) -> bool:
-    """Whether the embedding is the head, too."""
+    """Whether embedding and head share their parameters."""
     return fields.flag("tie_word_embeddings", True)
 
 
@@ -135,7 +135,7 @@ def _falcon(fields: Fields) -> ModelShape:
 
 
 def _task(fields: Fields) -> str:
-    """The class that the file names, which ends with what the model is for; "": it names none."""
+    """The class in the file, whose name ends with the model's task; "": there is none."""
     named = fields.raw.get("architectures")
     return str(named[0]) if isinstance(named, list) and named else ""
 
@@ -154,7 +154,7 @@ def _bert(fields: Fields) -> ModelShape:
         head = 0
     places = fields.number("context", least=1)
     embedded = (fields.number("type_vocab_size", default=0) + 2) * words
-    # where words are narrow, the shape has their projection twice, and positions as wide as the blocks
+    # with narrow words, the shape has their projection twice, and positions as wide as the blocks
     narrow = width - words * width - places * (width - words) if words != width else 0
     beside = embedded + narrow + head
     return _decoder(fields, biased=True, beside=beside, tied=True, learned_positions=True, causal=False)
@@ -214,11 +214,11 @@ READERS: Final[dict[str, Callable[[Fields], ModelShape]]] = {
     "vit": _vit,
     "t5": _t5,
 }
-"""By `model_type`."""
+"""Readers by `model_type`."""
 
 
 def read_fields(path: Path) -> object:
-    """What stands in a `config.json`.
+    """The fields of a `config.json`.
 
     Raises:
         UserError: it cannot be read, or is no such file.

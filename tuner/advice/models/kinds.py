@@ -1,6 +1,6 @@
-"""The kind of value that each field of a Hugging Face configuration must have, checked before anything is read of it.
+"""Checks the kinds of values in a Hugging Face configuration before its fields are read.
 
-A text where a number belongs would else be taken for an absent field, whose default gives another model.
+Otherwise a text instead of a number would count as a missing field, whose default gives another model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LISTS: Final = {
     "layer_types": str, "layers_block_type": str, "mlp_layer_types": str, "attn_type_list": int, "moe_layers": int,
     "mlp_only_layers": int, "full_attn_idxs": int, "full_attn_layers": int, "deepstack_visual_indexes": int,
 }  # fmt: skip
-"""Names of lists, and of what."""
+"""Names of lists, and the kinds of their elements."""
 _SECTIONS: Final = ("text_config", "vision_config", "linear_attn_config")
 _TEXTS: Final = ("model_type", "hybrid_override_pattern")
 _SIZES: Final = {
@@ -31,7 +31,7 @@ _SIZES: Final = {
     "ssm_state_size": 1, "mamba_expand": 1, "moe_layer_start_index": 0, "moe_layer_end_index": -1,
     "moe_layer_interval": 1,
 }  # fmt: skip
-"""Fields that are no `null` in any class, and the least number of each."""
+"""Fields that are `null` in no class, and the least number of each."""
 _OF_IMAGES: Final = (
     "embed_dim", "depth", "patch_size", "in_channels", "num_channels", "temporal_patch_size", "num_position_embeddings",
     "image_size", "projector_input_dim", "vision_output_dim", "spatial_merge_size", "out_hidden_size", "mlp_ratio",
@@ -58,12 +58,12 @@ def check_kinds(where: str, raw: Mapping[str, Any]) -> None:
 
 
 def is_count(value: object, least: int) -> bool:
-    """Whether it is a whole number from `least` on that a size can be."""
+    """Whether the value is a whole number from `least` on, and a possible size."""
     return type(value) is int and least <= value <= MOST
 
 
 def _wanted(name: str, value: Any) -> str | None:
-    """What the field must be; None: it is that, or not read."""
+    """What the field must be; None: it is valid, or not read."""
     if value is None:
         return "given, or left out" if name in (*_SIZES, "full_attn_layers", "downsample_ratio") else None
     if name in _FLAGS:
@@ -82,6 +82,6 @@ def _wanted(name: str, value: Any) -> str | None:
     if name in _OF_LINEAR:
         return None if is_count(value, 1) else "a whole number from 1 on"
     least = 1 if name in _OF_IMAGES else _SIZES.get(name)
-    if least is None or isinstance(value, list):  # of each layer, or of an image's sides; who reads it checks it
+    if least is None or isinstance(value, list):  # a list by layer or side of an image, which its reader checks
         return None
     return None if is_count(value, least) else f"a whole number from {least} on"

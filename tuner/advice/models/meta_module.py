@@ -1,7 +1,7 @@
-"""A torch module's shape, found by making it on the meta device, where nothing is allocated.
+"""Finds a torch module's shape by making it on the meta device, which allocates nothing.
 
 The user's code runs in a child process, `python -m zerotune.tuner.advice.models.meta_module
-PACKAGE.MODULE:CALLABLE`, so that neither it nor torch enters ours.
+PACKAGE.MODULE:CALLABLE`, so that our process imports neither it nor torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HEADS: Final = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 
 
 def shape_of(spec: str) -> ModelShape:
-    """The shape of what `package.module:callable` returns.
+    """The shape of the module that `package.module:callable` returns.
 
     Args:
         spec: import path of a callable without arguments that makes a `torch.nn.Module`, or of its class.
@@ -66,19 +66,19 @@ def shape_of(spec: str) -> ModelShape:
 
 
 def is_config(text: str) -> bool:
-    """Whether a model is described by a file of this name, and not by a number; a folder may be meant, too."""
+    """Whether the text names a configuration file, or its folder, and not a number."""
     return text.endswith(".json") or os.path.exists(text)
 
 
 def shape_of_config(path: Path) -> ModelShape:
-    """The shape that a `config.json` describes; where transformers is installed, its own class counts the parameters.
+    """The shape of a `config.json`; if transformers is installed, its class counts the parameters.
 
     Raises:
         UserError: it cannot be read, or nothing here knows its architecture.
     """
     raw, counted = read_fields(path), None
     if all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers")):
-        with suppress(UserError):  # of a file whose code is its own, say
+        with suppress(UserError):  # a file with its own code, for example
             counted = shape_of(os.path.abspath(path))
     try:
         shape = from_config(raw, str(path))
@@ -90,7 +90,7 @@ def shape_of_config(path: Path) -> ModelShape:
 
 
 def inspect(model: Any) -> ModelShape:
-    """The shape of a module: by its configuration, where it has a known one, else by its longest list of equal blocks.
+    """The shape of a module, by its configuration if that is known, or else by its longest list of equal blocks.
 
     Raises:
         ValueError: it has no such list, or no matrix in it.
@@ -100,7 +100,7 @@ def inspect(model: Any) -> ModelShape:
     n_parameters = float(sum(parameter.numel() for parameter in model.parameters()))
     config: Any = getattr(model, "config", None)
     if getattr(config, "model_type", None) in READERS:
-        with suppress(UserError):  # our reader knows not all that a class takes
+        with suppress(UserError):  # our reader does not know all fields of classes
             shape = from_config(config.to_dict(), type(model).__name__)
             return msgspec.structs.replace(shape, stated_parameters=n_parameters)
     lists = [
@@ -125,7 +125,7 @@ def inspect(model: Any) -> ModelShape:
     )
     in_blocks = sum(parameter.numel() for block in blocks for parameter in block.parameters())
     in_block = in_blocks / len(blocks)
-    n_experts, n_active = _experts(blocks[-1])  # the first blocks of a mixture may have none
+    n_experts, n_active = _experts(blocks[-1])  # a mixture's first blocks may have no experts
     in_experts = sum(
         parameter.numel()
         for block in blocks
@@ -154,7 +154,7 @@ def inspect(model: Any) -> ModelShape:
 
 
 def _experts(block: Any) -> tuple[int, int | None]:
-    """A block's experts, and how many of them a token meets, if the block says it; (1, 1): there are none."""
+    """A block's experts, and how many of them a token passes, if the block has that number; (1, 1): no experts."""
     experts = next((module for name, module in block.named_modules() if f".{name}".endswith(".experts")), None)
     if experts is None:
         return 1, 1

@@ -1,4 +1,4 @@
-"""What a decoder's memory and time depend on."""
+"""Shapes of models, which determine memory and time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import msgspec
 from ....store.errors import UserError
 
 ASPECT: Final = 100
-"""Width over layers of a model of which only the size is known; Kaplan et al. 2020, arXiv:2001.08361, section 3.1:
+"""Width over layers of a model with only a known size; Kaplan et al. 2020, arXiv:2001.08361, section 3.1:
 the loss hardly depends on it between 30 and 300."""
 HEAD_WIDTH: Final = 128
 _WIDTH_STEP: Final = 1024
-"""Large models: so that eight ranks can share the heads."""
+"""Step of large models' widths, so that eight ranks can share the heads."""
 VOCABULARY: Final = 50257
-"""GPT-2's."""
+"""Vocabulary of GPT-2."""
 CONTEXT: Final = 2048
 MAX_PARAMETERS: Final = 1e18
 _WORDS: Final = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
 _TOLERANCE: Final = 0.1
-"""Up to which share the stated number of parameters may differ from the one that the shape has."""
+"""Share by which the stated number of parameters may differ from the shape's."""
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,48 +41,48 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     n_experts: int = 1
     n_active_experts: int = 1
     shared_ffn_width: int = 0
-    """Of a feed-forward that every token meets beside its experts."""
+    """Width of a feed-forward that every token passes beside its experts."""
     n_attentions: float = 1.0
-    """Of a block, in the mean: decoder blocks beside an encoder have two."""
+    """Mean attentions per block: decoder blocks beside an encoder have two."""
     vocabulary: int = VOCABULARY
     embedding_width: int = 0
-    """Of embedding and head, where they are narrower than blocks; 0: as wide."""
+    """Width of embedding and head if they are narrower than blocks; 0: as wide."""
     n_context: int = CONTEXT
     tied: bool = True
-    """The embedding is the head, too."""
+    """Embedding and head share their parameters."""
     learned_positions: bool = False
     causal: bool = True
     mixer_parameters: float | None = None
-    """Of a block's attention in the mean, if its matrices are others than the widths give; None: they are not."""
+    """Mean parameters of a block's attention, if they do not follow from the widths; None: they do."""
     stated_parameters: float | None = None
-    """Counted from the real model, where somebody did."""
+    """Parameters counted from the real model, if known."""
     assumed: tuple[str, ...] = ()
-    """Names of what nobody stated."""
+    """Names of assumed fields."""
 
     @property
     def query_width(self) -> int:
-        """All heads together."""
+        """Width of all heads together."""
         return self.n_heads * self.head_width
 
     @property
     def kv_width(self) -> int:
-        """Keys of all key-value heads; values are as many."""
+        """Width of the keys of all key-value heads; values have the same."""
         return self.n_kv_heads * self.head_width
 
     @property
     def attention_parameters(self) -> float:
-        """Of the projections of one block."""
+        """Parameters of one block's projections."""
         usual = self.n_attentions * self.width * (2 * self.query_width + 2 * self.kv_width)
         return usual if self.mixer_parameters is None else self.mixer_parameters
 
     @property
     def active_ffn_width(self) -> int:
-        """Of all feed-forwards of one block that one token meets."""
+        """Width of all feed-forwards of one block that one token passes."""
         return self.n_active_experts * self.ffn_width + self.shared_ffn_width
 
     @property
     def words_width(self) -> int:
-        """Of embedding and head."""
+        """Width of embedding and head."""
         return self.embedding_width or self.width
 
     def _ffn_parameters(self, ffn_width: int) -> int:
@@ -90,44 +90,44 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def block_parameters(self) -> float:
-        """Of one block, norms and biases left out."""
+        """Parameters of one block without norms and biases."""
         if self.stated_parameters is not None:
             return (self.stated_parameters - self.outer_parameters) / self.n_layers
         return self.attention_parameters + self._ffn_parameters(self.n_experts * self.ffn_width + self.shared_ffn_width)
 
     @property
     def active_block_parameters(self) -> float:
-        """That one token meets in one block."""
+        """Parameters that one token passes in one block."""
         return self.attention_parameters + self._ffn_parameters(self.active_ffn_width)
 
     @property
     def outer_parameters(self) -> int:
-        """Of embeddings and head."""
+        """Parameters of embeddings and head."""
         positions = self.n_context if self.learned_positions else 0
         projections = 2 * self.embedding_width * self.width  # of narrow embeddings to blocks, and back
         return self.vocabulary * (1 if self.tied else 2) * self.words_width + positions * self.width + projections
 
     @property
     def n_parameters(self) -> float:
-        """Of the whole model."""
+        """Parameters of the whole model."""
         return self.n_layers * self.block_parameters + self.outer_parameters
 
     def model_flops_per_token(self) -> float:
-        """Forward and backward without recomputation: 6 per parameter that multiplies, 12 per layer, width and context.
+        """Forward and backward without recomputation: 6 per multiplying parameter, 12 per layer, width and context.
 
-        Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, appendix B: attention counts whole, also where it is causal.
+        Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, appendix B: causal attention counts fully, too.
         """
         multiplied = self.n_layers * self.active_block_parameters + self.vocabulary * self.words_width
         return 6.0 * multiplied + 3.0 * self.n_layers * self.attention_flops_per_token
 
     @property
     def attention_flops_per_token(self) -> float:
-        """Forward in one block, beside the projections."""
+        """Attention's operations in one block's forward, without the projections."""
         return 4.0 * self.n_attentions * self.query_width * self.n_context
 
 
 def checked(shape: ModelShape) -> ModelShape:
-    """The shape itself, if it can be one.
+    """The shape itself, if it is possible.
 
     Raises:
         UserError: a number is below one, or two of them contradict each other.
@@ -156,7 +156,7 @@ def checked(shape: ModelShape) -> ModelShape:
 
 
 def in_words(n_parameters: float) -> str:
-    """As people say it: 7.5 billion."""
+    """A number in words, such as "7.5 billion"."""
     rounded = float(f"{n_parameters:.3g}")
     factor, word = next((one for one in _WORDS if rounded >= one[0]), (1.0, ""))
     return f"{rounded / factor:,g} {word}".rstrip()
@@ -171,15 +171,15 @@ def from_dimensions(
     n_parameters: float | None = None,
     **more: Any,
 ) -> ModelShape:
-    """A GPT's shape from what a user states; feed-forward four times as wide, where `more` does not say otherwise.
+    """A GPT's shape from a user's numbers; the feed-forward is four times as wide, unless `more` has its width.
 
     Args:
         n_layers: blocks.
         width: hidden size.
-        n_heads: None: of 128 each.
+        n_heads: attention heads; None: as many as have 128 dimensions each.
         n_context: tokens of a sequence; None: 2048.
-        vocabulary: None: GPT-2's.
-        n_parameters: if stated as well, for comparison.
+        vocabulary: size; None: GPT-2's.
+        n_parameters: the stated number, for comparison.
         more: other fields of `ModelShape`.
 
     Returns:
@@ -220,10 +220,10 @@ def from_dimensions(
 
 
 def from_parameters(n_parameters: float, n_context: int | None = None, vocabulary: int | None = None) -> ModelShape:
-    """A GPT of so many parameters, of the usual proportions; only the number is taken to be known.
+    """A GPT with this number of parameters and the usual proportions, which are assumed.
 
     Raises:
-        UserError: it is smaller than one block of the least width.
+        UserError: the number is smaller than one block of the least width.
     """
     words = vocabulary if vocabulary is not None else VOCABULARY
     # 12 l w^2 + v w = n with l = w / ASPECT

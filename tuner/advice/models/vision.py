@@ -1,4 +1,4 @@
-"""Parameters of the image encoder beside a decoder, and of what joins the two."""
+"""Parameters of the image encoder beside a decoder, and of the projection between them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _JOINED: Final = {"gemma3": 1, "mistral3": 2, "internvl": 2}
 """Families with a projection of their own: matrices from the encoder's width to the decoder's."""
 
 OUTSIDE: Final = ("downsample_ratio", "spatial_merge_size")
-"""Fields of it that some families keep outside of `vision_config`."""
+"""The encoder's fields that some families keep outside of `vision_config`."""
 
 
 def vision_parameters(told: Fields, kind: str, width: int) -> int:
-    """Of an image encoder of equal blocks beside a decoder of that `width`, biases left out.
+    """Parameters, without biases, of an image encoder of equal blocks beside a decoder of this `width`.
 
-    `told` is its part of the configuration, `kind` the whole model's `model_type`.
+    `told` is the encoder's part of the configuration, `kind` the whole model's `model_type`.
 
     Raises:
         UserError: a size is no number.

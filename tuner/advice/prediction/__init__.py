@@ -1,1 +1,1 @@
-"""What a configuration takes: memory by part, and a step by part."""
+"""Predictions of a configuration: memory by part, and step time by part."""

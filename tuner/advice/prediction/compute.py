@@ -1,4 +1,4 @@
-"""How long one block's computation takes, from multiplications, memory traffic and kernel launches."""
+"""Predicts one block's computation time from multiplications, memory traffic and kernel launches."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class BlockTime(msgspec.Struct, frozen=True, kw_only=True):
     multiplying_s: float
     attention_s: float
     traffic_s: float
-    """Element-wise operations, bound by memory."""
+    """Time of element-wise operations, which memory bounds."""
     waiting_s: float
-    """For the CPU to launch."""
+    """Time of waiting for the CPU's launches."""
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """The whole time."""
         return self.multiplying_s + self.attention_s + self.traffic_s + self.waiting_s
 
 
 def nearest_share(shares: Mapping[int, float], capability: int) -> int:
-    """The generation whose share counts for another: the newest that is not newer."""
+    """The generation whose constants apply to another one: the newest that is not newer."""
     return max((known for known in shares if known <= capability), default=min(shares))
 
 
@@ -38,7 +38,7 @@ def _multiplying_rate(problem: Problem) -> float:
 
 
 def block_forward(problem: Problem, n_tokens: float, split: int) -> BlockTime:
-    """Forward through one block of `n_tokens`, one of `split` ranks' share of it.
+    """Forward of `n_tokens` through one block, for one of the `split` ranks that share it.
 
     A multiplication of (m, k) with (k, n) reaches the generation's share of the peak, less what tiles at the edges
     waste: each width w counts as w / (w + `half_width`). Memory moves `traffic` times what a block keeps.
@@ -80,7 +80,7 @@ def block_forward(problem: Problem, n_tokens: float, split: int) -> BlockTime:
 
 
 def loss_s(problem: Problem, n_tokens: float, split: int) -> tuple[float, float]:
-    """Head and loss for one micro-batch, of which `split` ranks share the vocabulary: forward, and backward."""
+    """Forward and backward times of head and loss for one micro-batch; `split` ranks share the vocabulary."""
     shape, constants = problem.shape, problem.constants
     words = shape.vocabulary / split
     waste = 1 + constants.half_width / n_tokens
@@ -90,5 +90,5 @@ def loss_s(problem: Problem, n_tokens: float, split: int) -> tuple[float, float]
 
 
 def optimizer_s(problem: Problem, n_parameters: float) -> float:
-    """An optimizer step on the states of so many parameters, bound by memory."""
+    """Time of an optimizer step on the states of `n_parameters`, which memory bounds."""
     return n_parameters * problem.constants.optimizer_bytes / (1e9 * problem.cluster.gpu.memory_gbs)

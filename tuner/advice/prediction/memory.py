@@ -1,4 +1,4 @@
-"""What lies in one GPU's memory at a step's peak."""
+"""Predicts one GPU's memory at a step's peak."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class MemoryParts(msgspec.Struct, frozen=True, kw_only=True):
     gradients_bytes: float
     optimizer_bytes: float
     activations_bytes: float
-    """That wait for backward: checkpoints, or all that blocks keep."""
+    """Activations for backward: checkpoints, or all that blocks keep."""
     working_bytes: float
-    """Of the block at work and of the loss."""
+    """Temporary tensors of the current block and of the loss."""
     buffers_bytes: float
     """Buckets, and blocks that stage 3 has gathered."""
     runtime_bytes: float
@@ -34,8 +34,8 @@ def kept_bytes_per_token(shape: ModelShape, n_model_parallel: int, *, flash: boo
     """Activations that one block keeps for backward, per token.
 
     Korthikanti et al. 2022, arXiv:2205.05198, equation 2 (34 s b h + 5 a s² b, divided by tensor parallelism but for
-    10 s b h), by matrix: so also for gated feed-forwards and shared key-value heads. Its 2 s b h of dropout masks are
-    counted. Without fused attention (`flash`) the a s² terms are there: scores, softmax's output and its dropout.
+    10 s b h), by matrix, also for gated feed-forwards and shared key-value heads. Its 2 s b h of dropout masks are
+    counted. Without fused attention (`flash`) the a s² terms are added: scores, softmax's output and its dropout.
     """
     scale = element_bytes / 2
     attention = 2 * shape.n_attentions * (2 * shape.query_width + 2 * shape.kv_width)
@@ -69,7 +69,7 @@ def memory_of(problem: Problem, configuration: ZeroConfiguration) -> MemoryParts
         checkpoint /= split
     n_kept = {"none": shape.n_layers, "half": shape.n_layers // 2, "full": 0}[configuration.recompute]
     activations = n_kept * block + (shape.n_layers - n_kept) * checkpoint
-    # A recomputed block is there whole, and the gradients of its widest part beside it.
+    # A recomputed block is fully in memory, with the gradients of its widest part.
     gradients_of_block = tokens * 4 * shape.width * element / split + tokens * 2 * shape.width * element
     working = gradients_of_block + (block if configuration.recompute != "none" else 0.0)
     logits = tokens * shape.vocabulary / split * constants.logit_bytes
@@ -95,7 +95,7 @@ def memory_of(problem: Problem, configuration: ZeroConfiguration) -> MemoryParts
 
 
 def memory_share(problem: Problem, configuration: ZeroConfiguration) -> float:
-    """Of what a GPU can give, at a step's peak; above 1 it does not fit."""
+    """Share of a GPU's usable memory at a step's peak; above 1 the configuration does not fit."""
     usable_bytes = problem.cluster.gpu.memory_bytes * problem.constants.fillable_memory
     return memory_of(problem, configuration).total_bytes / usable_bytes
 

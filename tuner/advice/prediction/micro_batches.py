@@ -1,7 +1,7 @@
-"""A training step as programs of the simulator: what is issued when, and what waits for what.
+"""Builds a training step as programs of the simulator.
 
-Stage 3 asks for the gather of block i when block i - `prefetch` begins to compute, as FSDP2 and zero_runtime do. With a
-prefetch of 0 it asks when the block before is done. Backward keeps the last block, which is still whole. Gathers and
+Stage 3 issues the gather of block i when block i - `prefetch` begins to compute, as in FSDP2 and zero_runtime. With a
+prefetch of 0, it waits for the previous block. Backward keeps the last block, which is still whole. Gathers and
 reductions share the network in the order of their issue; replicas' all-reduces (hybrid sharding) run on other links.
 """
 
@@ -21,17 +21,17 @@ _GATHER, _OUTER_GATHER, _POST_GATHER, _SHARE_OF_POST_GATHER, _OUTER_REDUCE = ran
 
 
 class Pieces(NamedTuple):
-    """Seconds of what one step is made of."""
+    """Seconds of the parts of one step."""
 
     forward_s: float
-    """Of one block, as all others."""
+    """Forward time of one block; all blocks are equal."""
     backward_s: float
     gather_s: float
-    """Of one block; 0: parameters are whole."""
+    """Gather time of one block; 0: parameters are whole."""
     reduce_s: tuple[tuple[float, float], ...]
     """Gradients that each block sends after its backward, last block first: among shards, then among replicas."""
     outer_gather_s: float
-    """Of embeddings and head."""
+    """Gather time of embeddings and head."""
     outer_reduce_s: tuple[float, float]
     loss_s: tuple[float, float]
     """Forward and backward of head and loss."""
@@ -41,7 +41,7 @@ class Pieces(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A micro-batch as a program, its calls' durations, and what they are: `gather` or `reduce`."""
+    """A micro-batch as a program, with its calls' durations and kinds: `gather` or `reduce`."""
 
     program: Program[StreamCall]
     durations_us: list[float]
@@ -61,13 +61,13 @@ def micro_batch(
     """Forward and backward of one micro-batch.
 
     Args:
-        pieces: what it is made of.
+        pieces: its parts.
         prefetch: blocks gathered ahead.
-        skew_s: from a rank's asking until a collective begins.
-        overlaps: it begins with the gathers that follow the optimizer step before.
+        skew_s: time from a rank's issue of a collective to its beginning.
+        overlaps: it begins with the gathers that follow the previous optimizer step.
         reduces: its gradients are reduced.
-        optimizer_s: of the optimizer step that follows; None: another micro-batch does.
-        post_gather_s: of the gathers that follow the optimizer step.
+        optimizer_s: time of the optimizer step that follows; None: another micro-batch follows.
+        post_gather_s: time of the gathers that follow the optimizer step.
 
     Returns:
         The program.
@@ -91,9 +91,9 @@ def micro_batch(
 def _structure(
     n_blocks: int, prefetch: int, skew_us: float, overlaps: bool, last: bool, is_there: tuple[bool, ...]
 ) -> tuple[tuple[StreamCall, ...], tuple[Op, ...], tuple[int, ...]]:
-    """(calls, operations, number of each call) of a micro-batch, whatever they take; a search asks for few of them.
+    """(calls, operations, number of each call) of a micro-batch without durations; cached, as a search has few.
 
-    What `is_there` is False for takes no time, and is left out.
+    Parts with `is_there` False take no time, and are left out.
     """
     calls: list[StreamCall] = []
     ops: list[Op] = []
@@ -103,7 +103,7 @@ def _structure(
         ops.append(Op(OpKind.compute, at))
 
     def issue(number: int, *, late: bool = True, stream: int = 0, after: int = -1) -> int:
-        """Ask for a collective, which begins `late` by the ranks' skew; its place, or -1: it takes no time."""
+        """Issue a collective, which begins `late` by the ranks' skew; returns its index, or -1 if it takes no time."""
         if not is_there[number]:
             return -1
         ops.append(Op(OpKind.issue, len(calls)))

@@ -1,4 +1,4 @@
-"""A training step's time, part by part, and what it amounts to."""
+"""Predicts a training step's time by part, and its throughput."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     multiplying_s: float
     attention_s: float
     traffic_s: float
-    """Element-wise operations, and the loss."""
+    """Time of element-wise operations, and of the loss."""
     recomputing_s: float
     tensor_parallel_s: float
     exposed_s: float
-    """The network works and computation waits."""
+    """Time in which computation waits for the network."""
     contention_s: float
-    """Computation loses beside the network."""
+    """Time that computation loses beside the network."""
     offload_s: float
-    """Activations on their way to CPU memory and back, where nothing hides them."""
+    """Exposed copies of activations to CPU memory and back."""
     optimizer_s: float
     waiting_s: float
-    """For the CPU to launch."""
+    """Time of waiting for the CPU's launches."""
 
     @property
     def total_s(self) -> float:
@@ -45,7 +45,7 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limit(self) -> str:
-        """The largest part that is not plain multiplication, if it is a tenth of the step; else the GPU's peak."""
+        """The largest part besides multiplication if it is a tenth of the step or more; else the GPU's peak."""
         others = {name: getattr(self, name) for name in self.__struct_fields__ if name != "multiplying_s"}
         name = max(others, key=others.__getitem__)
         return LIMITS[name] if others[name] > 0.1 * self.total_s else LIMITS["multiplying_s"]
@@ -63,18 +63,18 @@ LIMITS = {
     "optimizer_s": "the optimizer step",
     "waiting_s": "kernel launches",
 }
-"""In words, for tables."""
+"""Limits in words, for tables."""
 
 
 class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A step and what it amounts to."""
+    """A step's time and throughput."""
 
     parts: StepParts
     step_s: Range
     tokens_per_s: Range
-    """Of all GPUs."""
+    """Tokens per second of all GPUs."""
     model_flops_utilization: Range
-    """MFU: of the peak, without recomputation."""
+    """MFU: share of the peak, without recomputation."""
     hardware_tflops: float
     """Per GPU, with recomputation, as Narayanan et al. 2021 count, arXiv:2104.04473, equation 3."""
     network_s: float
@@ -94,7 +94,7 @@ class _Modelled(NamedTuple):
 
 
 class PlayedSpan(NamedTuple):
-    """Something at work; seconds from the step's begin."""
+    """A simulated part of a step; times are seconds from the step's begin."""
 
     stream: str
     """`compute`, `network` (gathers and reductions), or `replicas` (hybrid sharding's all-reduces, on other links)."""
@@ -105,7 +105,7 @@ class PlayedSpan(NamedTuple):
 
 
 def estimate(problem: Problem, configuration: ZeroConfiguration) -> StepEstimate:
-    """One step; its ranges come of repeating it with computation and network slower and faster by their spreads."""
+    """One step; its ranges come from repeating it with computation and network slower and faster by their spreads."""
     shape, cluster = problem.shape, problem.cluster
     compute, network = _factors(problem)
     parts, network_s = _play(problem, configuration, compute, network)
@@ -154,12 +154,12 @@ def _knows_generation(problem: Problem) -> bool:
 
 
 def step_parts(problem: Problem, configuration: ZeroConfiguration) -> StepParts:
-    """What `estimate` expects, without ranges."""
+    """The expected step of `estimate`, without ranges."""
     return _play(problem, configuration, *_factors(problem))[0]
 
 
 def spans(problem: Problem, configuration: ZeroConfiguration) -> list[PlayedSpan]:
-    """What `estimate` played, for a picture; of many micro-batches three."""
+    """The simulated spans of `estimate`, for a picture; of many micro-batches, three."""
     modelled = _modelled(problem, configuration, *_factors(problem))
     timeline, found = Timeline(), []
     for program, durations_us, kinds in _micro_batches(problem, configuration, modelled.pieces):
@@ -178,7 +178,7 @@ def _factors(problem: Problem) -> tuple[float, float]:
 
 
 def _micro_batches(problem: Problem, configuration: ZeroConfiguration, pieces: Pieces) -> list[Part]:
-    """The micro-batches to play: of many, all but the first and the last are alike, and one of them is played."""
+    """The micro-batches to simulate: of many, all but the first and the last are alike, and one of them counts."""
     played = min(configuration.accumulation, _PLAYED)
     overlaps = configuration.overlaps_post_step_gather and pieces.post_gather_s > 0
     return [
@@ -240,7 +240,7 @@ def _modelled(problem: Problem, configuration: ZeroConfiguration, compute: float
     def time_s(collective: Collective, size: float, place: CommunicatorClass) -> float:
         return network * cluster.network.time_us(collective, size, place) / 1e6
 
-    # Megatron's blocks: two all-reduces forward, two backward, two again where they are recomputed (paper, section 8).
+    # Megatron's blocks: two all-reduces forward, two backward, two again if recomputed (paper, section 8).
     group = cluster.neighbours(split)
     one_reduce = time_s(Collective.all_reduce, input_bytes, group)
     forward_parallel, backward_parallel = 2 * one_reduce, (2 + 2 * recomputed) * one_reduce
@@ -286,18 +286,18 @@ class _DataParallel:
         self.replicating = cluster.every(split * self.n_shards, n_ranks // self.n_shards)
 
     def gather_s(self, n_parameters: float) -> float:
-        """All parameters of a part, in messages of at most a bucket."""
+        """Time to gather all parameters of a part, in messages of at most a bucket."""
         return self._in_buckets(Collective.all_gather, n_parameters * self.element)
 
     def reduce_s(self, size: float) -> tuple[float, float]:
-        """Gradients of a part, then the sum over replicas."""
+        """Times to reduce a part's gradients, then to sum them over replicas."""
         if self.stage == 0:
             return self._in_buckets(Collective.all_reduce, size), 0.0
         among = self.time_s(Collective.all_reduce, size / self.n_shards, self.replicating)
         return self._in_buckets(Collective.reduce_scatter, size), among
 
     def reductions(self, block_parameters: float, n_blocks: int) -> tuple[tuple[float, float], ...]:
-        """After which block's backward how much leaves: full buckets, and the rest after the last.
+        """Bytes sent after each block's backward: full buckets, and the rest after the last block.
 
         Stage 3 reduces each block by itself: its whole gradients are freed with its parameters.
         """

@@ -1,10 +1,10 @@
 """The one simulator of a training step: computation beside streams of collectives, for `replay`, `advise` and reports.
 
 A program is a list of operations in the order in which a rank carries them out: compute for so long, issue a
-collective, wait for one. A collective starts when it has been issued and its stream is free; a wait holds computation
-up until the collective's end, and what it holds up is *exposed* communication. While collectives run they hold
-channels, which take processors from computation. A program may be repeated, so a wait may stand before its own issue:
-then it is for the step before.
+collective, wait for one. A collective starts when it has been issued and its stream is free. A wait stops computation
+until the collective's end; that time is *exposed* communication. While collectives run they hold channels, which take
+processors from computation. A program may be repeated, so a wait may precede its own issue: then it is for the
+previous step.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Op(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamCall:
-    """One collective of the step, as its stream sees it."""
+    """One collective of the step."""
 
     stream: int
     logged_us: float
-    """How long it takes, unless durations are given."""
+    """Its duration, unless durations are given."""
     logged_channels: int = 0
     """Channels it holds, unless channels are given; 0 = unknown."""
     launch_us: float = 0.0
-    """Time from the end of its predecessor on the stream to its own start, where it had been queued."""
+    """Time from its predecessor's end on the stream to its start, if it was queued."""
     skew_us: float = 0.0
-    """Time from its issue to its start, where the stream is free: the last rank arrives later."""
+    """Time from its issue to its start if the stream is free, as the last rank arrives later."""
     after: int = -1
     """Number of a collective on another stream that must have ended; -1: none."""
 
@@ -56,12 +56,12 @@ Call = TypeVar("Call", bound=StreamCall)
 
 @dataclass(frozen=True)
 class Program(Generic[Call]):
-    """A step: its collectives, and the order of everything."""
+    """A step: its collectives, and the order of its operations."""
 
     calls: tuple[Call, ...]
     ops: tuple[Op, ...]
     slowdown: Slowdown | None = None
-    """Factor >= 1 on computation, by the number of channels that are held; None: not known, taken as 1."""
+    """Factor >= 1 on computation, by the number of held channels; None: unknown, hence 1."""
 
     @property
     def compute_us(self) -> float:
@@ -99,7 +99,7 @@ class Span(NamedTuple):
 
 
 class Timeline:
-    """A rank's computation, its streams, and who holds channels beside the computation."""
+    """A rank's computation, its streams, and the channels held beside the computation."""
 
     def __init__(self) -> None:
         self._free_us: dict[int, float] = {}
@@ -115,17 +115,17 @@ class Timeline:
         spans: list[Span] | None = None,
         compute: Callable[[float, Slowdown], None] | None = None,
     ) -> StepRun:
-        """Play a program once, from where the one before ended.
+        """Simulate a program once, from the end of the previous one.
 
         Args:
-            program: the step; of one that differs from the one before, no wait may stand before its issue.
-            durations_us: of its collectives, shape (n_calls,); None: as logged.
-            channels: that each collective holds, shape (n_calls,); None: as logged.
-            spans: what everything took is appended to it.
-            compute: moves the clock by computation that holds are to slow down; None: by `_work`.
+            program: the step; if it differs from the previous one, no wait may precede its issue.
+            durations_us: durations of its collectives, shape (n_calls,); None: as logged.
+            channels: channels of each collective, shape (n_calls,); None: as logged.
+            spans: a list to which the times of all operations are appended.
+            compute: moves the clock by computation that held channels slow down; None: `_work`.
 
         Returns:
-            When it ended, since the first step began.
+            Its end, since the first step began.
         """
         calls, slowdown, free_us = program.calls, program.slowdown, self._free_us
         if len(self._ends_us) != len(calls):
@@ -164,7 +164,7 @@ class Timeline:
         return StepRun(now_us, exposed_us, tuple(starts_us))
 
     def _work(self, work_us: float, slowdown: Slowdown) -> None:
-        """Compute what takes `work_us` undisturbed."""
+        """Compute for a time that is `work_us` if undisturbed."""
         while work_us > 1e-9:
             factor, until_us = self._factor(slowdown)
             done_us = min((until_us - self._now_us) / factor, work_us)
@@ -202,15 +202,15 @@ def run(
 def steady_step(
     program: Program[Call], durations_us: Sequence[float] | None = None, channels: Sequence[int] | None = None
 ) -> StepTime:
-    """Step time and exposed communication once steps repeat; the arguments are those of `Timeline.step`."""
+    """Step time and exposed communication in the steady state; the arguments are those of `Timeline.step`."""
     timeline = Timeline()
-    # The first repetition fills the pipeline; what is left to settle settles in a few more.
+    # The first repetition fills the pipeline; a few more reach the steady state.
     before, last = [timeline.step(program, durations_us, channels) for _ in range(4)][-2:]
     return StepTime(last.end_us - before.end_us, last.exposed_us)
 
 
 def undisturbed(program: Program[Call], slowdown: Slowdown) -> Program[Call]:
-    """`program` with the time its computation takes alone; it was timed while collectives slowed it down."""
+    """`program` with its computation's time alone; the log has it slowed down by collectives."""
     timeline, program = Timeline(), replace(program, slowdown=slowdown)
     works_us: list[float] = []
     for _ in range(3):  # the last repetition counts

@@ -1,4 +1,4 @@
-"""All that `zerotune advise` found, for tables and scripts."""
+"""The results of `zerotune advise`, for tables and scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..memory_report import OPTIMIZERS, PRECISIONS, parse_parameters
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked, what was taken to be true, and the choices, the fastest first."""
+    """The question, the assumptions, and the choices, the fastest first."""
 
     model: str
     n_parameters: float
@@ -30,7 +30,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: str
     assumptions: tuple[str, ...]
     measured: tuple[str, ...]
-    """What was measured instead."""
+    """Measurements that replaced assumptions."""
     choices: tuple[Choice, ...]
 
 
@@ -46,17 +46,17 @@ def model_shape(
 
     Args:
         model: a number of parameters, a configuration file, `package.module:callable`, or None.
-        n_layers: with `width`: a shape instead, or beside a number of parameters, for comparison.
+        n_layers: with `width`, the shape; a number of parameters beside them is only compared.
         width: hidden size.
-        n_heads: None: of 128 each.
-        n_context: tokens of a sequence; replaces a configuration file's.
-        vocabulary: None: GPT-2's, or the file's.
+        n_heads: attention heads; None: as many as have 128 dimensions each.
+        n_context: tokens of a sequence; this replaces a configuration file's number.
+        vocabulary: size; None: the file's, or else GPT-2's.
 
     Returns:
         The shape.
 
     Raises:
-        UserError: nothing describes a model, or two things contradict each other.
+        UserError: no option describes a model, or two options contradict each other.
     """
     if (n_layers is None) != (width is None):
         raise UserError("--layers and --hidden describe a model together", "give both")
@@ -98,10 +98,10 @@ def software(precision: str, optimizer: str, *, flash: bool, compiled: bool) -> 
 
 
 def recomputes(names: list[str] | None) -> tuple[Recompute, ...]:
-    """What may be recomputed.
+    """The kinds of recomputation to try.
 
     Raises:
-        UserError: one of the words is another.
+        UserError: one of the words is no such kind.
     """
     wrong = set(names or ()) - set(RECOMPUTES)
     if wrong:
@@ -112,7 +112,7 @@ def recomputes(names: list[str] | None) -> tuple[Recompute, ...]:
 def advice(
     problem: Problem, choices: tuple[Choice, ...], model: str, measured: tuple[str, ...], *, gpu_was_named: bool
 ) -> Advice:
-    """All of it, with what it rests on; `choices` are the fastest first, `model` is as the user named it."""
+    """The advice with its assumptions; `choices` are the fastest first, `model` is the user's text."""
     cluster = problem.cluster
     return Advice(
         model=model,
@@ -130,7 +130,7 @@ def advice(
 
 
 def assumptions(problem: Problem, gpu_was_named: bool) -> tuple[str, ...]:
-    """What nobody stated or measured, one sentence each."""
+    """One sentence for each assumption that nobody stated or measured."""
     shape, cluster = problem.shape, problem.cluster
     found = []
     if shape.assumed:
@@ -153,14 +153,14 @@ def assumptions(problem: Problem, gpu_was_named: bool) -> tuple[str, ...]:
 
 
 def _beyond_the_peak(choices: tuple[Choice, ...]) -> tuple[str, ...]:
-    """What is wrong where steps of another size were measured, such as small ones that launches held up."""
+    """A warning if measured steps differ too much in size, as small steps bound by kernel launches do."""
     if all(choice.step.model_flops_utilization.expected <= 1 for choice in choices):
         return ()
     return ("computation scales as in the steps that were measured, here beyond the GPU's peak: extrapolated too far",)
 
 
 def _computation(capability: int, shares: Mapping[int, float]) -> str:
-    """Where the share of the peak is from that multiplications reach."""
+    """The source of the share of the peak that multiplications reach."""
     nearest = nearest_share(shares, capability)
     if nearest == capability:
         return "computation reaches what it reached in published runs on this generation of GPUs"

@@ -1,4 +1,4 @@
-"""What a store or a trace tells that replaces assumptions of the advice."""
+"""Measurements of a store or a trace that replace assumptions of the advice."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from ..jobs.finding import job_of
 
 _DATABASE: Final = b"SQLite format 3\0"
 _LEAST_BYTES: Final = 64 << 10
-"""Smaller messages show latencies, which say little of a step's communication."""
+"""Smaller messages show latencies, which matter little for a step's communication."""
 _MOST_OFF: Final = 100.0
-"""What takes so many times as long as the model says, or as little, is something else."""
+"""A measured time that differs from the model's by this factor is of another machine or model."""
 _RECENT_STEPS: Final = 200
-"""A job changes: what it did long ago says little."""
+"""Only this many of the newest steps count, as a job changes."""
 _COLLECTIVES: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
 _STAGES: Final = {
     Stage.ddp: (0,),
@@ -43,25 +43,25 @@ _STAGES: Final = {
     Stage.zero1_or_2: (1, 2),
     Stage.zero3: (3,),
 }
-"""What a job can have run by what was recognised of it; 1 and 2 are not always told apart."""
+"""Stages that a job may have run, by its recognised stage; stages 1 and 2 may look alike."""
 _RAN: Final = (
     "write it as stage=3,batch=2,recompute=full (also accumulation, model-parallel, hybrid, bucket-mb, prefetch)"
 )
 
 
 Facts = Mapping[str, str | int | float | bool]
-"""How ranks describe a fabric."""
+"""A fabric's description by ranks."""
 
 
 class Found(NamedTuple):
-    """The problem with what was measured in it, and one sentence for each thing that was."""
+    """The problem with its measured values, and one sentence for each of them."""
 
     problem: Problem
     sentences: tuple[str, ...]
 
 
 def parse_ran(text: str) -> ZeroConfiguration:
-    """What the measured job ran, from `stage=3,batch=2,recompute=full`.
+    """The measured job's configuration, from `stage=3,batch=2,recompute=full`.
 
     Raises:
         UserError: it is not of that form.
@@ -92,22 +92,22 @@ def parse_ran(text: str) -> ZeroConfiguration:
 
 
 def measured(problem: Problem, path: Path, job: str | None, ran: ZeroConfiguration | None) -> Found:
-    """Replace what can be replaced.
+    """Replace assumptions by measurements.
 
-    Collectives give how long they take over what the network's model says; steps, where `ran` says what ran, how long
-    computation takes over what its model says, and memory pressure what else lies in memory.
+    Collectives give the ratio of measured to modelled communication time. If `ran` is given, steps give that ratio for
+    computation, and memory pressure gives the memory that the model does not know.
 
     Args:
-        problem: what was asked.
+        problem: the question.
         path: a store, a trace, or a folder of one.
-        job: of the store; None: the newest that trained.
-        ran: what that job trained with, on this very cluster and model.
+        job: a job of the store; None: the newest that trained.
+        ran: that job's configuration, on the same cluster and model.
 
     Returns:
         The problem and the sentences.
 
     Raises:
-        UserError: there is nothing to use in it.
+        UserError: it has nothing to use.
         StoreError: the store cannot be read.
         TraceError: the trace cannot be read.
     """
@@ -136,17 +136,17 @@ def measured(problem: Problem, path: Path, job: str | None, ran: ZeroConfigurati
 
 
 def of_rows(problem: Problem, rows: NDArray[np.void], facts: Facts, origin: str) -> Found:
-    """Replace what collectives alone tell: `rows` of MEASUREMENT, shape (n,), on the fabric of `facts`.
+    """Replace assumptions by collectives: `rows` of MEASUREMENT, shape (n,), on the fabric of `facts`.
 
     Raises:
-        UserError: there is nothing to use in them, or they are of another machine.
+        UserError: they have nothing to use, or are of another machine.
     """
     _check_gpus(problem.cluster, facts, origin)
     return _applied(problem, [rows], [], None, origin)
 
 
 def _rows_of_trace(path: Path, cluster: Cluster, job: str | None, origin: str) -> Iterator[NDArray[np.void]]:
-    """What the file leaves unsaid is NCCL's own choice, on the nodes that were asked about."""
+    """Rows of a trace; missing fields mean NCCL's own choice, and the number of nodes of the problem."""
     trace = read_trace(path)
     n_seen = 0
     for portion in _portions(trace, cluster.n_nodes):
@@ -168,7 +168,7 @@ def _portions(trace: Trace, n_nodes: int) -> Iterator[Portion]:
 
 
 def _check_gpus(cluster: Cluster, facts: Facts, origin: str) -> None:
-    """See that it was measured on GPUs of the cluster's generation, where that is known."""
+    """Refuse measurements on GPUs that are known to be of another generation than the cluster's."""
     found = facts.get("compute_capability")
     if isinstance(found, int) and usual(found).capability != cluster.gpu.capability:
         raise UserError(
@@ -179,7 +179,7 @@ def _check_gpus(cluster: Cluster, facts: Facts, origin: str) -> None:
 
 
 def _check_ran(problem: Problem, ran: ZeroConfiguration) -> None:
-    """See that it can have run there."""
+    """Refuse a configuration that cannot run on the cluster."""
     n_gpus, n_heads, split = problem.cluster.n_gpus, problem.shape.n_heads, ran.n_model_parallel
     if n_gpus % split or n_heads % split:
         raise UserError(
@@ -194,7 +194,7 @@ def _check_ran(problem: Problem, ran: ZeroConfiguration) -> None:
 
 
 def is_store(path: Path) -> bool:
-    """Whether a file begins as stores do."""
+    """Whether a file begins like a store."""
     try:
         return begin_of(path, len(_DATABASE)) == _DATABASE
     except OSError:
@@ -248,13 +248,13 @@ def _applied(
 
 
 def _nine_of_ten(factors: list[float]) -> tuple[float, float]:
-    """Between what they lie."""
+    """The range that nine of ten values lie in."""
     cuts = quantiles(factors, n=20, method="inclusive") if len(factors) > 1 else factors
     return cuts[0], cuts[-1]
 
 
 def _between(bounds: tuple[float, float]) -> str:
-    """In words; nothing where both look the same."""
+    """A range in words; empty if both ends look the same."""
     low, high = (f"{one:.2f}" for one in bounds)
     return f" (nine of ten {low} to {high})" if low != high else ""
 
@@ -283,7 +283,7 @@ def _busy_us(step: StepRecord) -> float:
 
 
 def compute_factor(problem: Problem, ran: ZeroConfiguration, steps: list[StepRecord]) -> float:
-    """Measured over modelled time of computation: what of a step is neither exposed communication nor lost beside it.
+    """Ratio of measured to modelled computation; a step's exposed communication and its slowdown are left out.
 
     Raises:
         UserError: these cannot be steps of this model.
@@ -293,7 +293,7 @@ def compute_factor(problem: Problem, ran: ZeroConfiguration, steps: list[StepRec
     known = [step.duration_us - step.exposed_us for step in steps if step.exposed_us is not None]
     busy_s = median(known or [step.duration_us for step in steps]) / 1e6 - (0.0 if known else parts.exposed_s)
     lost_s = parts.contention_s + parts.tensor_parallel_s
-    # Of computation that is faster than modelled less is lost beside communication, too.
+    # Faster computation than modelled also loses less beside communication.
     seconds = max(busy_s - lost_s, busy_s * modelled / (modelled + lost_s))
     if seconds <= 0 or not 1 / _MOST_OFF < seconds / modelled < _MOST_OFF:
         raise UserError(
@@ -305,7 +305,7 @@ def compute_factor(problem: Problem, ran: ZeroConfiguration, steps: list[StepRec
 
 
 def _with_memory(problem: Problem, ran: ZeroConfiguration, pressure: float, origin: str) -> tuple[Problem, str]:
-    """What else lies in memory than the model knows."""
+    """Add the memory that the model does not know."""
     modelled = memory_of(problem, ran).total_bytes
     seen = pressure * problem.cluster.gpu.memory_bytes
     other = max(0.0, problem.constants.runtime_bytes + seen - modelled)

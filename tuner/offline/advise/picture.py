@@ -31,11 +31,11 @@ _COLOURS: Final = {
     "reduce": plots.MUTED,
 }
 _MAX_SPANS: Final = 2000
-"""Of one timeline; more make a file that nobody opens."""
+"""Spans of one timeline; a file with more is too large to open."""
 
 
 def draw(problem: Problem, choices: tuple[Choice, ...], wanted: Wanted) -> Figure:
-    """The picture; `wanted` holds for other numbers of nodes as well."""
+    """The picture; `wanted` applies to other numbers of nodes as well."""
     shown = choices[:N_TIMELINES]
     heights = [0.8] * len(shown) + [2.2]
     figure, axes = plots.new_figure(
@@ -67,7 +67,7 @@ def _over_nodes(axes: Axes, problem: Problem, wanted: Wanted) -> None:
         with contextlib.suppress(UserError):  # no network
             cluster = _scaled(problem.cluster, n_nodes)
             best = fastest(msgspec.structs.replace(problem, cluster=cluster), wanted)
-            if best is not None:  # else too few nodes, or a batch that they cannot share
+            if best is not None:  # None: too few nodes, or they cannot divide the batch
                 points.append((n_nodes, best.step.tokens_per_s, best.step.extrapolated))
     nodes = [n for n, _, _ in points]
     axes.fill_between(
@@ -86,7 +86,7 @@ def _over_nodes(axes: Axes, problem: Problem, wanted: Wanted) -> None:
 
 
 def _scaled(cluster: Cluster, n_nodes: int) -> Cluster:
-    """The same kind of nodes, more or fewer of them."""
+    """The problem with another number of the same nodes."""
     network = cluster.network
     if isinstance(network, FabricNetwork):
         network = FabricNetwork(network.fabric, n_nodes)

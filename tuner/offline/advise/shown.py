@@ -29,16 +29,16 @@ _TIMES = (
 _SIDE_BY_SIDE = 10
 """Choices beside each other in a table of parts."""
 _WIDE = 120
-"""Terminals with fewer columns have ranges below their figures."""
+"""On terminals with fewer columns, ranges stand below their figures."""
 _LIMIT_WIDTH = len("tensor-parallel")
-"""Of narrow ones, so that what is left is the configuration's."""
+"""Width of the limit on narrow terminals; the configuration gets the rest."""
 _LONG_S = 9.9995
-"""Longer steps are told in seconds, so that figures have five characters at most."""
+"""Longer steps are shown in seconds, so figures have five characters at most."""
 _THOUSANDS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def render(advice: Advice, console: Console) -> None:
-    """Print what fits and what it gives, the memory and the time of each, and what all of that rests on."""
+    """Print the configurations that fit, their throughput, memory and time, and the assumptions."""
     marked = " (extrapolated)" if any(choice.step.extrapolated for choice in advice.choices) else ""
     console.print(
         f"{in_words(advice.n_parameters)} parameters on {advice.n_gpus:,} {advice.gpu} of {advice.cluster}, "
@@ -75,7 +75,7 @@ def name_of(configuration: ZeroConfiguration) -> str:
 
 
 def _side_by_side(choices: Sequence[Choice]) -> Iterator[tuple[int, Sequence[Choice]]]:
-    """As many choices as stand beside each other, and the place of the first."""
+    """Groups of choices that fit side by side, each with the index of its first."""
     for start in range(0, len(choices), _SIDE_BY_SIDE):
         yield start + 1, choices[start : start + _SIDE_BY_SIDE]
 
@@ -95,7 +95,7 @@ def _ranked(choices: Sequence[Choice], *, is_narrow: bool) -> Table:
 
 
 def _row(choice: Choice, is_narrow: bool) -> Iterator[str]:
-    """A choice's cells. The range of MFU is that of tokens per second, and left out where there is no room for it."""
+    """A choice's cells. MFU has the range of tokens per second, if there is room for it."""
     one = choice.configuration
     tokens, mfu = choice.step.tokens_per_s, choice.step.model_flops_utilization
     yield (
@@ -113,7 +113,7 @@ def _row(choice: Choice, is_narrow: bool) -> Iterator[str]:
 
 
 def _parts(first: int, rows: Sequence[tuple[str, Sequence[str]]]) -> Table:
-    """One row for each part, one column for each choice, which are numbered from `first` on."""
+    """One row for each part, one column for each choice; columns are numbered from `first` on."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("", no_wrap=True)
     for place in range(first, first + len(rows[0][1])):

@@ -1,4 +1,4 @@
-"""`zerotune advise --watch`: what would pay for a job while it runs, from what its daemon records."""
+"""`zerotune advise --watch`: better configurations for a running job, from its daemon's records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .measured import is_store, measured
 from .shown import name_of
 
 LEAST_GAIN: Final = 0.01
-"""Smaller gains are not worth a restart, nor a sentence."""
+"""Smaller gains are not worth a restart, and are not shown."""
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,15 +41,15 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     """`batch`, `bucket`, `prefetch`, `stage`, `recompute`, or two of them joined by "+"."""
     configuration: ZeroConfiguration
     gain: Range
-    """More sequences per second, as a share."""
+    """Increase of sequences per second, as a share."""
     memory_share: float
-    """Of the GPU's memory, fragments included."""
+    """Share of the GPU's memory, fragments included."""
 
 
 def alternatives(problem: Problem, running: ZeroConfiguration) -> list[Alternative]:
-    """The best of each kind of change that fits and gains LEAST_GAIN or more, those that gain most first.
+    """The best of each kind of change that fits and gains LEAST_GAIN or more, the largest gain first.
 
-    `problem` should hold what the job measured.
+    `problem` should have the job's measurements.
     """
     found: dict[str, Alternative] = {}
     before = seconds_per_sequence(problem, running)
@@ -104,10 +104,10 @@ def _larger_batches(problem: Problem, running: ZeroConfiguration) -> list[int]:
 
 
 def gain_of(problem: Problem, running: ZeroConfiguration, changed: ZeroConfiguration) -> Range:
-    """More sequences per second than what runs gives, as a share.
+    """Increase of sequences per second over the job's configuration, as a share.
 
-    Errors that both share cancel out, so the range is that of a ratio: computation and network slower or faster by
-    their spreads, times the error that comparisons had elsewhere.
+    Errors that both share cancel, so the range is that of a ratio: computation and network vary by their spreads, and
+    the error of comparisons in published runs is added.
     """
     compute, network = problem.measured.compute_factor or 1.0, problem.measured.network_factor or 1.0
     expected = seconds_per_sequence(problem, running) / seconds_per_sequence(problem, changed)
@@ -125,23 +125,23 @@ def gain_of(problem: Problem, running: ZeroConfiguration, changed: ZeroConfigura
 
 EVERY_S: Final = 10.0
 _LEAST_STEPS: Final = 20
-"""The first steps of a job are slow for reasons of their own."""
+"""Steps that a job needs: its first steps are slower than others."""
 _STILL_FITS: Final = 1.02
-"""Of a GPU's memory: measured pressure moves a little, and what was told may have filled it."""
+"""Share of a GPU's memory: measured pressure varies, and a change reported earlier may have used it up."""
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
-    """What would pay as of a step, and was not said before."""
+    """Changes worth reporting at a step, and not reported before."""
 
     job: str
     step: int
     measured: tuple[str, ...]
     ranges: str
-    """What gains' ranges come from."""
+    """Sources of the gains' ranges."""
     alternatives: tuple[Alternative, ...]
-    """Those that are new, or whose gain left the range that was told."""
+    """Changes that are new, or whose gain left the reported range."""
     withdrawn: tuple[str, ...]
-    """Changes that were told and no longer fit, or gain less than the range that was told."""
+    """Reported changes that no longer fit, or gain less than the reported range."""
 
 
 def watch(
@@ -151,7 +151,7 @@ def watch(
     ran: ZeroConfiguration,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[News]:
-    """News of a job, until it ends; of one that has ended, its last word.
+    """News of a job until it ends; if it has ended, its last news.
 
     Args:
         problem: model, machine and software of the job.
@@ -161,7 +161,7 @@ def watch(
         sleep: waits between two looks.
 
     Yields:
-        What would pay: at first all, then what left the ranges that were told.
+        Worthwhile changes: at first all, then those that left their reported ranges.
 
     Raises:
         UserError: there is no such job, or its steps cannot be this model's, or no daemon records them.
@@ -208,7 +208,7 @@ def watch(
 def _unsaid(
     told: dict[str, Alternative], problem: Problem, ran: ZeroConfiguration
 ) -> tuple[list[Alternative], list[str]]:
-    """What pays and was not told, or not so; names of changes that were told and pay no more."""
+    """Worthwhile changes that are new or differ from the report, and names of those no longer worthwhile."""
     found = {one.change: one for one in alternatives(problem, ran)}
     fresh, withdrawn = [one for name, one in found.items() if name not in told], []
     for name, before in told.items():
@@ -238,7 +238,7 @@ def _where_ranges_come_from(problem: Problem) -> str:
 
 
 def render(news: News, ran: ZeroConfiguration, console: Console) -> None:
-    """Print what would pay more than what the job `ran`."""
+    """Print changes that would be faster than the job's configuration `ran`."""
     at = f"{news.job}, step {news.step}"
     for name in news.withdrawn:
         console.print(f"{at}: {name} would not pay any more")

@@ -26,13 +26,13 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class EventFile:
-    """An open file of events; `n_events` counts those that are no metadata."""
+    """An open file of events; `n_events` leaves out metadata."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.n_events = 0
         self._file = file
         self._between = _HEAD
-        # Each track has an id of its own in the whole file: viewers mix up equal ones of two processes.
+        # Each track's id is unique in the file: viewers mix up equal ids of two processes.
         self._ids = itertools.count(1)
 
     def process(self, name: str) -> int:
@@ -68,15 +68,15 @@ class EventFile:
 
 
 class SideBySide:
-    """As few rows as it takes for spans that may overlap, which are placed in the order of their beginnings."""
+    """Places spans, in the order of their beginnings, in as few rows as possible without overlaps."""
 
     def __init__(self) -> None:
         self.n_rows = 0
         self._ends: list[tuple[float, int]] = []
-        """Heap of (end of its last span, row)."""
+        """Heap of (end of the row's last span, row)."""
 
     def row_of(self, begin: float, end: float) -> int:
-        """The row of a span that begins not before the last one; rows count from 0."""
+        """The row, from 0 on, of a span that does not begin before the last one."""
         if self._ends and self._ends[0][0] <= begin:
             _, row = heapq.heappop(self._ends)
         else:
@@ -88,7 +88,7 @@ class SideBySide:
 class Track:
     """Spans and instants of one kind in one process, in the order of their beginnings.
 
-    A viewer draws one span below another of its row only where it lies wholly within it, so spans that overlap get
+    A viewer nests spans of a row only if one lies wholly within the other, so overlapping spans get
     rows of their own.
     """
 
@@ -124,7 +124,7 @@ class Track:
 
 @contextmanager
 def event_file(out: Path) -> Iterator[EventFile]:
-    """A new file of events, packed where its name ends in .gz; whole at the end of the block, or not there.
+    """A new file of events, compressed if its name ends in .gz; it is complete after the block, or missing.
 
     Raises:
         UserError: it cannot be written.

@@ -31,10 +31,10 @@ Array = NDArray[Any]
 
 
 def export_chrome_trace(store_path: Path, out: Path, job_id: str | None = None, trace: Path | None = None) -> list[str]:
-    """Write a timeline as Chrome Trace Event JSON, packed where `out` ends in .gz.
+    """Write a timeline as Chrome Trace Event JSON, compressed if `out` ends in .gz.
 
     Args:
-        store_path: the SQLite file; with `trace` only decisions are read from it, if it is there.
+        store_path: the SQLite file; with `trace`, only decisions are read from it, and it may be missing.
         job_id: id or name of the job; None: the newest that trained, or the only one of the trace.
         trace: file or folder of `launch --log-trace`: draw every rank, by its own clock.
 
@@ -88,13 +88,13 @@ def _export_job(store_path: Path, out: Path, job_id: str | None) -> list[str]:
 
 
 def _tracks(rows: Array) -> Array:
-    """Index of the track of each measurement: those of one communicator class, collective and phase share one."""
+    """Index of each measurement's track; a track has one communicator class, collective and phase."""
     columns = [rows[name].astype(np.int64) for name in ("n_ranks", "n_nodes", "collective", "phase")]
     return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def _spans(steps: list[StepRecord], rows: Array) -> dict[int, Span]:
-    """Begin and end of each step, end to end; steps that only measurements name take as long as their longest track."""
+    """Begin and end of each step, without gaps; a step with measurements alone has its longest track's length."""
     recorded = {one.step: one.duration_us for one in steps}
     sums_us: defaultdict[int, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
     for step, track, duration_us in zip(

@@ -1,4 +1,4 @@
-"""What collectives, steps and decisions are called in a timeline, and the arguments shown with them."""
+"""Names and arguments of collectives, steps and decisions in a timeline."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def by_field(rows: NDArray[Any]) -> Iterator[dict[str, Any]]:
 
 
 def named(kind: type[IntEnum], value: int) -> str | None:
-    """The name of a recorded value; None where it is none of that kind."""
+    """The name of a recorded value; None if it is not of that kind."""
     return kind(value).name if value in kind._value2member_map_ else None
 
 
 def collective_name(row: Mapping[str, Any]) -> str:
-    """Such as `all_gather 4 MiB ring/ll128/16ch`; without the setting where it is unknown."""
+    """Text such as `all_gather 4 MiB ring/ll128/16ch`; without the setting if it is unknown."""
     what = named(Collective, row["collective"]) or f"collective {row['collective']}"
     return " ".join(filter(None, (what, size_text(row["message_bytes"]), setting_that_ran(row))))
 
 
 def setting_that_ran(row: Mapping[str, Any]) -> str | None:
-    """Such as `ring/ll128/16ch`, or `tree/any` under an unknown protocol; None where the algorithm is unknown."""
+    """Text such as `ring/ll128/16ch`, or `tree/any` for an unknown protocol; None if the algorithm is unknown."""
     algorithm = named(Algorithm, row["algorithm"])
     cell = [algorithm, named(Protocol, row["protocol"]) or "any"] if algorithm else []
     channels = [f"{row['n_channels']}ch"] if row["n_channels"] else []
@@ -82,10 +82,10 @@ def collective_args(row: Mapping[str, Any], *, is_default: bool) -> dict[str, st
 def draw_decisions(
     track: Track, decisions: Iterable[Decision], steps: Mapping[int, Span], epochs: Mapping[int, int]
 ) -> None:
-    """Decisions as instants, each at the end of the newest step that was known to it.
+    """Draw decisions as instants, each at the end of the newest step known when it was taken.
 
     Args:
-        track: where.
+        track: the track to draw on.
         epochs: the first step under each epoch, for decisions that name no step.
     """
     placed = [(_known_until_us(one, steps, epochs), one) for one in decisions]

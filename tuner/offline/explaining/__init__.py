@@ -1,4 +1,4 @@
-"""`zerotune explain`: why each setting is what it is, read back from the store's decisions and measurements."""
+"""`zerotune explain`: the reason for each setting, from the store's decisions and measurements."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ from .values import Explanation, Head
 def explain(
     store_path: Path, job_id: str | None, collective: str | None, phase: str | None, message_bytes: int | None
 ) -> list[Explanation]:
-    """Explanations of one job's keys, those first that take most of a step.
+    """Explanations of one job's keys; those that take most of a step come first.
 
     Args:
         job_id: id or name of the job; None: the newest that trained.
@@ -76,10 +76,10 @@ def explain(
 def explain_in(
     store: Store, job: JobRecord, is_wanted: Callable[[DecisionKey], bool] = lambda _: True, *, guesses: bool = True
 ) -> list[Explanation]:
-    """Explanations of a job's keys, those first that take most of a step.
+    """Explanations of a job's keys; those that take most of a step come first.
 
     Args:
-        guesses: also what is expected at keys of which nothing has been decided.
+        guesses: include expectations at keys without decisions.
     """
     decisions = store.decisions(job_id=job.job_id)
     fabrics = dict.fromkeys([job.fabric_id, *(decision.fabric_id for decision in decisions)])
@@ -118,7 +118,7 @@ def _with_share(
     step_us: float,
     own_step_us: float,
 ) -> Explanation:
-    """What the key's calls take of a step, and what its setting saves of one under NCCL's own choice."""
+    """Add the share of a step that the key's calls take, and the saving against NCCL's own choice."""
     one = msgspec.structs.replace(one, is_quiet=one.setting == str(BASELINE))
     known = here.get(one.key, {})
     if not (known and calls.n_steps and step_us):
@@ -183,7 +183,7 @@ def why_unknown(job: JobRecord, here: Medians, steps: Sequence[StepRecord]) -> M
         steps: its steps, in order.
 
     Returns:
-        `MissingEvidence.nothing` where they do.
+        `MissingEvidence.nothing` if they do show it.
     """
     if job.stage is not Stage.unknown:
         return MissingEvidence.nothing
@@ -198,7 +198,7 @@ def _guesses(
     here: Medians,
     lines: Sequence[CandidateStatistics],
 ) -> dict[DecisionKey, Guesses]:
-    """What a job that began now would expect at keys of which nothing has been decided."""
+    """Expectations of a new job at keys without decisions."""
     from ...learning.explaining.decision_records import guessed
     from ...learning.knowledge import Knowledge
     from ...learning.policy.keys import CandidateTables, KeyState

@@ -1,4 +1,4 @@
-"""Explanations of keys, from each key's decisions and what was measured there."""
+"""Explanations of keys, from each key's decisions and measurements."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def news_of(decisions: Sequence[Decision]) -> list[str]:
 
 
 Guesses = tuple[str, list[dict[str, Any]]]
-"""The model, and what it expects of every candidate of a key."""
+"""The model, and its expectations for every candidate of a key."""
 
 
 def explained(
@@ -46,13 +46,13 @@ def explained(
     current: Collection[Decision],
     highest_epoch: int | None = None,
 ) -> list[Explanation]:
-    """Explanations by key, from each key's decisions or, where there are none, from guesses.
+    """Explanations by key, from each key's decisions, or from guesses if it has none.
 
     Args:
         decisions: by key, in the order they were taken.
         guesses: predictions for keys without decisions.
-        current: those of the daemon that decided last; the others are history only.
-        highest_epoch: decisions that only later plans hold are not in force; None: it is not known.
+        current: decisions of the daemon that decided last; the others are only history.
+        highest_epoch: decisions of plans with later epochs are not in force; None: unknown.
 
     Returns:
         One explanation per key, in the order of keys.
@@ -74,7 +74,7 @@ def explained(
 
 
 def deciding(settled: Sequence[Decision]) -> Decision | None:
-    """The decision that put the present setting in force, of a key's decisions without those that began trials."""
+    """The decision that put the present setting in force; `decisions` are a key's without beginnings of trials."""
     if not settled:
         return None
     since = list(takewhile(lambda one: one.candidate == settled[-1].candidate, reversed(settled)))[::-1]
@@ -92,7 +92,7 @@ def when(decision: Decision) -> str:
 
 
 def in_one_line(decision: Decision) -> str:
-    """A decision as the history of its key tells it."""
+    """A decision as one line of its key's history."""
     return f"{when(decision)}: {decision.kind} {decision.candidate}: {decision.reason}"
 
 
@@ -148,7 +148,7 @@ def _explanation(
 
 
 def _runs_as(kind: str | None, *, is_on_trial: bool) -> Override:
-    """The first of the list that applies, by the kind of decision that put the setting in force."""
+    """The first reason that applies, by the kind of decision that put the setting in force."""
     if is_on_trial:
         return Override.trial
     if kind == DecisionKind.prior:
@@ -161,10 +161,10 @@ def _unweighed(
     here: Mapping[Candidate, MeasuredSetting],
     everywhere: Mapping[Candidate, MeasuredSetting],
 ) -> list[dict[str, Any]]:
-    """Lines for what was measured, but is not among the candidates that the last decision weighed."""
+    """Lines for measured settings that were no candidates of the last decision."""
     measured = {str(candidate): candidate for candidate in (*here, *everywhere)}
     known = {str(one["candidate"]) for one in alternatives}
-    # Some are what NCCL made of a candidate that was asked for, of which a decision has seen the same calls.
+    # Some are settings that NCCL ran instead of a requested candidate, whose decision used the same calls.
     renamed = {
         name.rpartition("/")[0]
         for one in alternatives
@@ -194,7 +194,7 @@ def _add_medians(
 ) -> None:
     by_name = [{str(candidate): found for candidate, found in known.items()} for known in (here, everywhere)]
     for one in alternatives:
-        # The decision has seen what the store no longer has, or has under the name of what really ran.
+        # The decision used calls that the store no longer has, or has under the setting that really ran.
         seen = one.get("measured_us"), one.get("n_measurements", 0)
         mine, all_jobs = (known.get(str(one["candidate"])) for known in by_name)
         one["job_median_us"], one["n_this_job"] = (mine.median_us, mine.n_calls) if mine is not None else seen
@@ -207,7 +207,7 @@ def _add_medians(
 
 
 def _date_notes(alternatives: Sequence[dict[str, Any]], decisions: Sequence[Decision], setting: str) -> None:
-    """Add to each note when it was taken; drop old notes against the setting that is now in force."""
+    """Add its time to each note; drop old notes against the setting that is now in force."""
     settled = [(at, one) for at, one in enumerate(decisions) if one.kind != DecisionKind.explore]
     in_force_at = next((at for at, one in reversed(settled) if str(one.candidate) != setting), -1) + 1
     for one in alternatives:

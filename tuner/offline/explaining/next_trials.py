@@ -1,4 +1,4 @@
-"""`zerotune explain --next`: what a job that goes on like this one would try next, and what that may bring."""
+"""`zerotune explain --next`: the next trials of a job that continues, and their expected gain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .words import WIDE
 
 
 class NextTrial(msgspec.Struct, frozen=True):
-    """The candidate of one key that promises most of those that this job never ran there."""
+    """The most promising candidate of one key among those that this job never ran there."""
 
     collective: str
     phase: str
@@ -27,14 +27,14 @@ class NextTrial(msgspec.Struct, frozen=True):
     max_bytes: int
     setting: str
     now_us: float
-    """Expected of `setting`, as `expected_us` is of `candidate`."""
+    """Expected time of `setting`; `expected_us` is that of `candidate`."""
     candidate: str
     expected_us: float
     low_us: float
-    """The bounds that hold the expected time with 90 %."""
+    """Lower bound of the 90 % interval of the candidate's time."""
     high_us: float
     worth_us: float
-    """Expected improvement per step: nothing if it turns out slower."""
+    """Expected improvement per step, with 0 for the case that the candidate is slower."""
 
 
 def next_trials(explained: Sequence[Explanation]) -> list[NextTrial]:
@@ -62,7 +62,7 @@ def _best(one: Explanation) -> NextTrial | None:
 
 
 def render_next(trials: Sequence[NextTrial], console: Console) -> None:
-    """Print what would be tried, or that nothing would be."""
+    """Print the next trials, or that there are none."""
     if not trials:
         console.print("Nothing would be tried: no setting that this job never ran promises enough at any key.")
         return

@@ -1,4 +1,4 @@
-"""What an explanation says, as values: `words` prints them."""
+"""The values of an explanation, which `words` prints."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from ..jobs.listing import Gain
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Whose decisions are explained."""
+    """The job whose decisions are explained."""
 
     job_id: str
     fabric_id: str
     emulated: str
-    """Name of the fabric that the NCCL was emulated on; empty: it was real."""
+    """Name of the emulated fabric; empty: NCCL was real."""
     n_ranks: int
     communicators: list[CommunicatorClass]
-    """Communicator classes of the collectives that the store has of it."""
+    """Communicator classes of the job's collectives in the store."""
     stage: str = Stage.unknown.name
-    """The kind of training that they show."""
+    """The kind of training that the collectives show."""
     missing_evidence: MissingEvidence = MissingEvidence.nothing
     """Evidence without which no stage can be named."""
     name: str = ""
-    """What people call the job."""
+    """The name that the user gave the job."""
     baseline: str = ""
-    """The tuner whose choice runs where no plan applies; empty: it is NCCL's own."""
+    """The tuner whose choice is the baseline; empty: NCCL's own choice."""
     lateness: Lateness = Lateness()
-    """Which of its ranks collectives waited for."""
+    """Late ranks, and their effect."""
     misaligned: tuple[Misaligned, ...] = ()
-    """Sizes that NCCL would run faster if they were padded, the largest first."""
+    """Sizes that NCCL would run faster with padding, the largest first."""
     n_damaged: int = 0
-    """Measurements whose rows in the store are damaged: left out of all but the counts of calls."""
+    """Measurements in damaged rows, which only count as calls."""
     gain: Gain | None = None
-    """Of its steps as a whole, as `zerotune jobs` has it."""
+    """Gain of whole steps, as `zerotune jobs` shows it."""
     n_impossible_times: int = 0
-    """Collectives to which NCCL gave the times of others: not measured, and not counted."""
+    """Collectives for which NCCL reported other collectives' times; they are neither measured nor counted."""
     frozen_since: int = 0
-    """The step since which nothing new was tried; 0: that did not come."""
+    """The step since which nothing new was tried; 0: exploring did not end."""
     in_shadow: str = ""
-    """What would have changed, had it not run in shadow; empty: it did not."""
+    """Changes that were not made because of --shadow; empty: the job ran without it."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """One decision key: what runs there, what else is possible, and why."""
+    """One decision key: its setting, the alternatives, and the reasons."""
 
     key: DecisionKey
     collective: str
@@ -56,47 +56,46 @@ class Explanation(msgspec.Struct, frozen=True):
     min_bytes: int
     max_bytes: int
     decision: Decision | None
-    """The decision that put the setting in force, without its alternatives; None where nothing was decided yet."""
+    """The decision that put the setting in force, without its alternatives; None: nothing is decided yet."""
     alternatives: list[dict[str, Any]]
-    """Every candidate: what was expected of it at the key's last decision, with the 90 % interval
-    (`predicted_us`, `predicted_low_us`, `predicted_high_us`, None for what ran without having been weighed;
-    `is_guess` where nothing that this job measured had a part in that); what the last decision had seen of it
-    (`measured_us`, `n_measurements`) and had spent on trying it (`spent_us`); what was found (`note`), when
-    (`noted_step`, `noted_epoch`), and whether another setting has come into force since (`is_past`); and what is
-    in the store by now: median and calls of this job (`job_median_us`, `n_this_job`) and of all jobs on the fabric
+    """Every candidate. Expected time at the key's last decision with its 90 % interval: `predicted_us`,
+    `predicted_low_us`, `predicted_high_us`, None if that decision did not consider it; `is_guess` if no measurement of
+    this job contributed. Measurements of the last decision: `measured_us`, `n_measurements`; cost of trying it:
+    `spent_us`. Finding: `note`, with `noted_step` and `noted_epoch`; `is_past` if another setting has come into force
+    since. In the store now: median and calls of this job (`job_median_us`, `n_this_job`) and of all jobs on the fabric
     (`median_us`, `n_all_jobs`).
     """
     is_guess: bool
     """Whether the expectations are starting guesses."""
     decided_at_s: float | None
-    """When the last decision was taken; None: never."""
+    """Time of the last decision; None: there is none."""
     n_explored: int
     """Candidates that were on trial in some step."""
     spent_us: float
-    """What exploring this key had cost by the last decision, as the budget counts it."""
+    """Cost of exploring this key up to the last decision, as the budget counts it."""
     history: list[str]
     setting: str = str(BASELINE)
-    """The setting in force: that of the last decision of which a plan was adopted."""
+    """The setting in force: that of the last decision whose plan was adopted."""
     not_adopted: str = ""
-    """The last decision, where no step has run under a plan with it."""
+    """The last decision, if no step has run under a plan with it."""
     on_trial: str = ""
     """The candidate whose trial the last decision began."""
     is_trial_to_come: bool = False
     """Whether no step has yet run under a plan with `on_trial`."""
     model_id: str = ""
-    """Whose predictions the expectations rest on; empty: NCCL's own cost."""
+    """The model behind the expectations; empty: NCCL's own cost."""
     job_history: list[str] = []
     """Decisions that concern all keys: changes of training's pace and of the network, other plans on trial."""
     job: Head | None = None
     calls_per_step: float | None = None
-    """Mean calls in the steps that were measured; None where none was."""
+    """Mean calls in measured steps; None: no step was measured."""
     step_percent: float | None = None
-    """What its calls take under the setting in force, in percent of a step's time, hidden by computation or not."""
+    """Time of its calls under the setting in force, in percent of a step, hidden or exposed."""
     saved_us: float | None = None
     """Time saved per step against NCCL's own choice, by measured medians; negative: lost; None: not measured."""
     saved_percent: float | None = None
-    """`saved_us` in percent of a step's time under NCCL's own choice, as `zerotune jobs` has it where it knows one."""
+    """`saved_us` in percent of a step under NCCL's own choice, which is that of `zerotune jobs` if known there."""
     runs_as: str = Override.incumbent.name
-    """Why it runs what it runs, as far as that is decided key by key: the name of an `Override`."""
+    """The reason for its setting, if that is decided key by key: the name of an `Override`."""
     is_quiet: bool = False
-    """NCCL's own choice is in force there: nothing is saved or lost, whatever was tried."""
+    """NCCL's own choice is in force: nothing is saved or lost, whatever was tried."""

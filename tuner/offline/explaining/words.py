@@ -1,4 +1,4 @@
-"""What `zerotune explain` prints, made to fit a terminal of 80 columns."""
+"""Prints `zerotune explain`, for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .values import Explanation, Head
 
 MAX_UNSEEN: Final = 4
 WIDE: Final = 110
-"""Columns of a terminal where a key's figures have room on one line."""
+"""Columns of a terminal on which a key's figures fit on one line."""
 BEYOND_CALLS: Final = (
     "What whole steps save beyond that is computation: channels hold multiprocessors of the GPU, and fewer channels"
     " leave it more of them."
@@ -43,13 +43,13 @@ MEANINGS: Final = (
 def render(
     explanations: Sequence[Explanation], console: Console, head: Head | None, *, shows_all: bool = True
 ) -> None:
-    """Print what each key saves, then why its setting is what it is, or only how many decisions tell.
+    """Print each key's saving, then the reasons for its setting, or only the number of decisions.
 
     Args:
         explanations: in the order to print them in.
         console: where to print.
         head: the job; None: there is none.
-        shows_all: also quiet keys (`Explanation.is_quiet`), and the decisions of each key and of the whole job.
+        shows_all: print also quiet keys (`Explanation.is_quiet`), and all decisions of keys and of the job.
     """
     if head is not None:
         console.print(describe(head), markup=False, highlight=False, soft_wrap=True)
@@ -97,9 +97,9 @@ def _damaged(n: int) -> Iterator[str]:
 def _render_savings(
     told: Sequence[Explanation], quiet: Sequence[Explanation], gain: Gain | None, console: Console
 ) -> None:
-    """Print what each key takes and saves of a step's time; quiet ones in one line."""
+    """Print each key's share of a step and its saving; quiet keys share one line."""
     if told:
-        line = "\n" if console.width < WIDE else " "  # a cell's two parts: below one another where there is no room
+        line = "\n" if console.width < WIDE else " "  # a cell's two parts are stacked if there is no room
         headings = (f"collective,{line}phase", "bytes", f"calls{line}per step", f"share{line}of step")
         to = f" to{line}"
         padding = (0, 2 if line == " " else 1, 0, 0)
@@ -147,7 +147,7 @@ def _saved(us: float | None, percent: float | None) -> str:
 
 
 def describe(head: Head) -> str:
-    """The job, the fabric, what its collectives ran on, and whether any of that was real."""
+    """The job, its fabric and communicators, and whether it was emulated."""
     fabric = f"fabric {head.fabric_id}" if head.fabric_id else "an unknown fabric"
     emulated = f" (NCCL emulated as {head.emulated}: times are a virtual clock's)" if head.emulated else ""
     ran_on = "; ".join(map(str, head.communicators)) or "nothing measured"
@@ -155,7 +155,7 @@ def describe(head: Head) -> str:
 
 
 def render_none(known: Sequence[Explanation], console: Console, head: Head | None) -> None:
-    """Print what there is instead, where no key fits what was asked for.
+    """Print what the job has instead, if no key fits the request.
 
     Args:
         console: where to print.
@@ -182,7 +182,7 @@ def shown(alternatives: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def noted(one: Mapping[str, Any]) -> str:
-    """When a candidate's note was taken, in brackets; empty where that is not known."""
+    """The time of a candidate's note, in brackets; empty if it is unknown."""
     if not one["note"] or one["noted_epoch"] is None:
         return ""
     at = f"epoch {one['noted_epoch']}" if one["noted_step"] is None else f"step {one['noted_step']}"
@@ -218,7 +218,7 @@ def _render_one(explained: Explanation, console: Console) -> None:
             f", which cost {explained.spent_us:,.0f} us" if n_tried else f"; turns cost {explained.spent_us:,.0f} us"
         )
     _indented(console, "; ".join(filter(None, (f"predictions by {guesses}", tried))))
-    # Notes below, not beside: on 80 columns they would leave the figures no room.
+    # Notes stand below the figures, as both do not fit side by side on 80 columns.
     expected = "guessed" if explained.is_guess else "expected"
     headings = f"{expected} us (90 %)", "this job, us\n(all calls)", "all jobs, us\n(all calls)"
     table = Table("  setting", *headings, box=None)
@@ -245,7 +245,7 @@ def _render_one(explained: Explanation, console: Console) -> None:
 
 
 def _indented(console: Console, words: str, style: str = "") -> None:
-    """A line with a hanging indent; not wrapped where the output is no terminal."""
+    """A line with a hanging indent; it is not wrapped if the output is no terminal."""
     width = console.width if console.is_terminal else 10**6
     lines = textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     console.print("\n".join(lines), style=style, markup=False, highlight=False, soft_wrap=True)

@@ -26,13 +26,13 @@ from .reading import Owner, Reading
 
 
 def parse_setting(text: str) -> Candidate:
-    """What ran, from "ring/ll128", "ring/ll128/8" or, as settings are printed, "ring/ll128/8ch".
+    """The setting named by "ring/ll128", "ring/ll128/8" or, as settings are printed, "ring/ll128/8ch".
 
-    The protocol may be left out, or be "any", where it was NCCL's choice: "tree", "tree/8ch". It is filled in where
-    NCCL has only one for the algorithm.
+    The protocol may be left out, or be "any", if NCCL chose it: "tree", "tree/8ch". It is filled in if NCCL has only
+    one for the algorithm.
 
     Raises:
-        UserError: it is not of that form or names nothing NCCL has.
+        UserError: it is not of that form, or NCCL has no such setting.
     """
     name, *words = text.split("/")
     algorithm = parse_algorithm(name)
@@ -54,7 +54,7 @@ def parse_setting(text: str) -> Candidate:
 
 
 _CHANNELS: Final = re.compile(r"[0-9]+ch")
-"""Channels in a protocol's place; numbers alone are NCCL's for its protocols there."""
+"""Channels in the protocol's place; a number without "ch" there is NCCL's number of a protocol."""
 
 
 def import_measurements(
@@ -72,25 +72,25 @@ def import_measurements(
 ) -> tuple[Trace, int]:
     """Read measurements and record those that the store does not have.
 
-    What the file says (fabric, job, nodes, what ran and who chose it) goes before the arguments. Nothing is written
-    before all files were read without an error; an import that was killed goes on where it ended.
+    Fields of the file (fabric, job, nodes, setting and who chose it) take precedence over the arguments. Nothing is
+    written before all files were read without an error; an import that was killed continues where it ended.
 
     Args:
         path: a file, or a folder with one file per rank.
-        store_path: the SQLite file to write; made if need be.
-        fabric_id: hardware, where the file does not name it; None: the name of the folder.
-        setting: what ran, where the file does not say it.
-        is_default: whether NCCL chose by itself, where the file does not say it.
-        n_nodes: nodes, where the file does not say it, or counts it wrongly.
+        store_path: the SQLite file to write; made if it is missing.
+        fabric_id: hardware, if the file does not name it; None: the name of the folder.
+        setting: the setting that ran, if the file does not name it.
+        is_default: whether NCCL chose the setting, if the file does not say so.
+        n_nodes: nodes, if the file does not name them, or counts them wrongly.
         dry_run: only read.
-        format_name: read it as this format; None: found out.
-        collective: what was run, where the file does not say it.
+        format_name: read it as this format; None: detect the format.
+        collective: the collective that ran, if the file does not name it.
 
     Returns:
         The trace with its summary, and the number of rows recorded (with `dry_run`: usable).
 
     Raises:
-        UserError: the file holds nothing to use, or an argument cannot be true of it.
+        UserError: the file has nothing to use, or an argument contradicts it.
         TraceError: the file is of no known format, or damaged.
         StoreError: the store cannot be written.
     """
@@ -99,7 +99,7 @@ def import_measurements(
     reading = Reading(trace, UserFacts(setting, is_default, n_nodes, n_ranks), path, fabric_id)
     n_rows = reading.n_rows.total()
     _refuse_nothing(path, trace, n_rows, dry_run=dry_run)
-    summary = trace.summary  # another one begins with each further reading
+    summary = trace.summary  # each further reading begins a new summary
     if dry_run:
         return trace, n_rows
     with Store.open(store_path) as store:
@@ -114,7 +114,7 @@ def import_measurements(
 
 
 def _check_options(setting: Candidate | None, is_default: bool, fabric_id: str | None) -> None:
-    """Raise UserError for options that contradict each other, whatever the file holds."""
+    """Raise UserError for options that contradict each other, whatever the file has."""
     if setting is not None and is_default:
         raise UserError("--setting and --default contradict each other", "say what was forced, or that nothing was")
     if fabric_id is not None and not fabric_id.strip():
@@ -129,7 +129,7 @@ def _check_options(setting: Candidate | None, is_default: bool, fabric_id: str |
 
 
 def _record(store: Store, reading: Reading, origin: Mapping[str, str | int | float | bool]) -> int:
-    """Record what the store does not have; the number of those rows. `origin` describes fabrics new to the store."""
+    """Record rows that the store does not have; returns their number. `origin` describes fabrics new to the store."""
     reading.name_as_before(store)
     n_rows, kept = reading.n_rows, _kept(store, reading)
     described, known_ranks = store.fabrics(), {job.job_id: job.n_ranks for job in store.jobs()}
@@ -151,10 +151,10 @@ def _record(store: Store, reading: Reading, origin: Mapping[str, str | int | flo
 
 
 def _kept(store: Store, reading: Reading) -> Counter[Owner]:
-    """How many rows of each owner, from the first on, the store has or once had.
+    """How many of each owner's first rows the store has or once had.
 
     Raises:
-        UserError: the store has other rows under one of the jobs, so that these would be a second set.
+        UserError: the store has other rows under one of the jobs.
     """
     n_rows = reading.n_rows
     whole = {job.job_id for job in store.jobs() if job.ended_at_s is not None} & reading.unnamed_jobs
@@ -168,7 +168,7 @@ def _kept(store: Store, reading: Reading) -> Counter[Owner]:
     for owner, portion in reading.owned() if stored else ():
         if owner not in stored:
             continue
-        # Of a whole import the oldest rows may be gone, and the newest say enough.
+        # A complete import's oldest rows may have been deleted; its newest rows are enough.
         first = n_rows[owner] - len(stored[owner]) if owner[0] in whole else 0
         begin, end = (seen[owner] + at - first for at in (0, len(portion.rows)))
         seen[owner] += len(portion.rows)
@@ -194,7 +194,7 @@ def _recorded_otherwise(store: Store, owner: Owner, known: Block, here: Block, *
 
 
 def _as_said(row: Any) -> str:
-    """What ran and where, in words: the fields that the user's options may have filled in."""
+    """Setting and place in words: the fields that the user's options may have filled in."""
     setting = candidate_of(row["algorithm"], row["protocol"], int(row["n_channels"]))
     own = "NCCL's own choice" if row["is_default"] else str(setting)
     place = CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"]))
@@ -202,7 +202,7 @@ def _as_said(row: Any) -> str:
 
 
 def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> None:
-    """Raise UserError where nothing can be used; a dry run needs records only, and says why they cannot be used."""
+    """Raise UserError if nothing can be used; a dry run only needs records, and prints why they cannot be used."""
     summary = trace.summary
     if n_rows or (dry_run and summary.n_records):
         return

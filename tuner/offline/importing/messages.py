@@ -1,4 +1,4 @@
-"""What `zerotune store import` prints: what was found, what could not be used, and why."""
+"""Prints the result of `zerotune store import`: what was found, what could not be used, and why."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ REMEDIES: Final = {
     LeftOut.cannot_run: "mend the columns that say what ran, or measure what NCCL has (docs/reference/formats.md)",
     LeftOut.setting_unknown: "say with --default or --setting what ran",
 }
-"""What a user can do about a reason."""
+"""Reason -> what the user can do about it."""
 
 
 def left_out(trace: Trace) -> dict[LeftOut, int]:
-    """Reason -> records that are no measurement, most first.
+    """Reason -> number of records that are no measurement, the largest first.
 
-    Our own traces have a record of each decision beside that of the timed collective; only what was decided more
-    often than timed can have been missed.
+    Our own traces record each decision beside the timed collective. So only decisions in excess of timed collectives
+    can have been missed.
     """
     counts = trace.summary.unusable.copy()
     if trace.format_name == OWN_FORMAT:
@@ -79,7 +79,7 @@ def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> Non
         console: where to print.
     """
     summary = trace.summary
-    for fault in summary.faults:  # ahead of figures that lack something
+    for fault in summary.faults:  # before the incomplete figures
         console.print(fault, style="yellow", markup=False, highlight=False, soft_wrap=True)
     console.print(
         f"{trace.title}: {counted(summary.n_records, 'record')} in {counted(summary.n_files, 'file')},"
@@ -96,7 +96,7 @@ def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> Non
     if len(summary.extents) > _MOST_SHOWN:
         console.print(f"  and {len(summary.extents) - _MOST_SHOWN:,} more (--json tells all)")
     for reason, count in left_out(trace).items():
-        # Nothing is missed for want of a decision's record, and half of all would look as if it were.
+        # A decision's record is not needed, and half of all records would look like a loss.
         console.print(
             f"  beside them: {count:,} {reason.value}"
             if reason is LeftOut.decision

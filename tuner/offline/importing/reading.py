@@ -1,4 +1,4 @@
-"""What `zerotune store import` reads: the job of each row, and duplicate files."""
+"""Reads files for `zerotune store import`: finds the job of each row, and duplicate files."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _Place = tuple[Path | None, str | None, str | None]
 
 
 def folder_name(path: Path) -> str:
-    """The name of the folder that is imported, or that the file lies in."""
+    """The name of the imported folder, or of the folder with the file."""
     whole = Path(os.path.abspath(path))
     return (whole if path.is_dir() else whole.parent).name or "root"
 
 
 class Reading:
-    """A trace read once, to know all of it before anything is recorded; `owned` reads it again.
+    """A trace that is read once before anything is recorded; `owned` reads it again.
 
-    The rows of a file that names no job become a job of their own, named after a hash of the file's contents. So equal
-    contents are one import, alone or beside other files, whatever the folder's name and the user's options are.
+    The rows of a file that names no job become a job named by a hash of the file's contents. So equal contents are one
+    import, alone or beside other files, whatever the folder's name and the user's options are.
     """
 
     def __init__(self, trace: Trace, user_facts: UserFacts, path: Path, fabric_id: str | None) -> None:
@@ -50,7 +50,7 @@ class Reading:
         used = (parts for file, parts in of_files.items() if file not in self._copies)
         trace.summary.extents = together(one for parts in used for one in parts)
         self._fabrics: dict[Path | None, str] = {}
-        """Fabric of files that name none and were imported earlier, when their folder had another name."""
+        """Fabric of files that name none, and whose folder had another name when they were imported earlier."""
         self._find_owners()
         if fabric_id is not None and any(fabric not in (None, fabric_id) for _, _, fabric in self._n_rows):
             trace.summary.note("the file tells the fabric: --fabric-id was not used for it")
@@ -79,7 +79,7 @@ class Reading:
         return {job_id for (_, told, _), (job_id, _) in self._owners.items() if told is None}
 
     def first(self) -> dict[Owner, Portion]:
-        """One portion of each file, without its rows."""
+        """The first portion of each file, without its rows."""
         found: dict[Owner, Portion] = {}
         for place in self._n_rows:
             found.setdefault(self._owners[place], self._first[place])
@@ -92,7 +92,7 @@ class Reading:
                 yield self._owners[portion.path, portion.job_id, portion.fabric_id], portion
 
     def name_as_before(self, store: Store) -> None:
-        """Give files that were imported before the fabric they had then: the folder may have had another name."""
+        """Give files that were imported earlier the fabric of that import: the folder may have had another name."""
         if not self._is_named_after_folder:
             return
         known = {job.job_id: job.fabric_id for job in store.jobs() if job.ended_at_s is not None}
@@ -118,7 +118,7 @@ class Reading:
         )
 
     def _unnamed_fabrics(self, path: Path | None) -> list[str]:
-        """Fabrics of a file's rows that name no job."""
+        """Fabrics of a file's rows without a job."""
         default = self._fabrics.get(path, self._default_fabric)
         return sorted({fabric or default for at, job, fabric in self._n_rows if at == path and job is None})
 

@@ -1,1 +1,1 @@
-"""Jobs of a store: which is meant, what each gained, how it ended."""
+"""Jobs of a store: finding a job, its gain, and its end."""

@@ -1,7 +1,7 @@
-"""Step times compared: NCCL's own choice against what was in force, or two runs; or why none are compared.
+"""Compares step times of NCCL's own choice and the settings in force, or of two runs.
 
-Within a job only neighbours are compared: the steps of its control windows with those around them. Steps of its start
-say nothing of its end: training's pace, the network or the host may have changed, and no plan caused that.
+Within a job, the steps of control windows are compared only with those around them. A job's first steps are not
+compared with its last: training's pace, the network or the host may have changed without any plan.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BeforeAfter:
 
     changes: Sequence[MedianChange]
     explanation: str
-    """What was compared with what, or why nothing was."""
+    """What was compared, or why nothing was."""
     remedy: str = ""
     """How to get a better comparison."""
     warnings: Sequence[str] = ()
@@ -48,11 +48,11 @@ class BeforeAfter:
 
 
 def of_summaries(before: RunSummary, after: RunSummary, job_id: str = "") -> BeforeAfter:
-    """Compare the last quarters of two runs.
+    """Compare the last quarters of two runs' steps.
 
     Args:
         after: the second run.
-        job_id: the job that the rest of the page is about; empty: none.
+        job_id: the job of the rest of the page; empty: none.
 
     Returns:
         The comparison, or why there is none.
@@ -80,17 +80,17 @@ def _warnings(before: RunSummary, after: RunSummary, job_id: str) -> Iterator[st
 
 
 class JobsRead:
-    """Jobs of a store with their steps and decisions, each read once."""
+    """Jobs of a store; their steps and decisions are read once."""
 
     def __init__(self, store: Store) -> None:
         self.all = store.jobs()
-        """The oldest first."""
+        """All jobs, the oldest first."""
         self.steps = functools.cache(store.steps)
         self.decisions = functools.cache(lambda job_id: store.decisions(job_id=job_id))
 
 
 def of_job(jobs: JobsRead, job: JobRecord) -> BeforeAfter:
-    """The steps of a job's control windows and those on either side of each."""
+    """Compare a job's control windows with the steps on either side."""
     steps = jobs.steps(job.job_id)
     if not steps:
         return BeforeAfter([], "too few steps: the store has no step times of this job")
@@ -108,7 +108,7 @@ def of_job(jobs: JobsRead, job: JobRecord) -> BeforeAfter:
         )
         return BeforeAfter([], f"not yet compared: {why}", f"Train for longer. {HOW_TO_COMPARE}")
     exposed = None
-    if all(step.exposed_us for step in steps if step.epoch and step.is_whole):  # what hides completely has no ratio
+    if all(step.exposed_us for step in steps if step.epoch and step.is_whole):  # fully hidden time has no ratio
         _, exposed = _side_by_side("exposed communication", steps, controls, lambda step: step.exposed_us or 0.0)
     words = f"NCCL's own choice in {n_windows:,} control windows, each against the four steps on either side of it"
     return BeforeAfter([one for one in (whole, exposed) if one is not None], words)
@@ -117,7 +117,7 @@ def of_job(jobs: JobsRead, job: JobRecord) -> BeforeAfter:
 def _side_by_side(
     name: str, steps: Sequence[StepRecord], controls: set[int], of: Callable[[StepRecord], float]
 ) -> tuple[int, MedianChange | None]:
-    """How many windows there are, and what changes from NCCL's own choice to what is in force, if that is known."""
+    """Number of windows, and the changes from NCCL's own choice to the settings in force, if they are known."""
     found = SideBySide()
     for step in steps:
         found.add(msgspec.structs.replace(step, duration_us=of(step)), is_control=step.epoch in controls)
@@ -130,14 +130,14 @@ def _side_by_side(
 
 
 def without_plan(steps: Sequence[StepRecord]) -> str:
-    """What is known of a job none of whose steps (one at least) ran under a plan, in words."""
+    """What is known, in words, of a job that has steps, none of which ran under a plan."""
     heard, n_steps = {0, *(step.step for step in steps)}, 1 + max(step.step for step in steps)  # the first has no time
     known = "all" if len(heard) == n_steps else f"{len(heard):,} of them"
     return f"no plan was adopted in {counted(n_steps, 'step')}, {known} heard of by a daemon: NCCL's own choice ran"
 
 
 def is_of_pace(decision: Decision) -> bool:
-    """Whether it reports a change of training's pace or of the network."""
+    """Whether a decision reports a change of training's pace or of the network."""
     return decision.is_of_job and decision.kind in (DecisionKind.pace, DecisionKind.regime, DecisionKind.keep)
 
 
@@ -158,7 +158,7 @@ def _compared(
         rest = _computation(first), _computation(last)
         if min(float(np.median(some)) for some in rest) > 0:
             computation = change("all but exposed communication", *rest)
-            # Fewer channels may leave it more of the device; another batch size would, too, be seen here.
+            # Fewer channels may leave computation more of the device; another batch size would change it, too.
             if computation.is_beyond_noise and abs(computation.percent) > WORTH_TELLING_PERCENT:
                 changes.append(computation)
     return BeforeAfter(changes, explanation)

@@ -1,4 +1,4 @@
-"""Which job is meant: by its id, by its name, or by none."""
+"""Finds the job that a user means by an id, by a name, or by neither."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_OFFERED = 5
 
 
 def job_of(store: Store, job: str | None) -> JobRecord:
-    """The job of this id or name; None: the newest that trained or, where none did, the newest sweep or import.
+    """The job of this id or name; None: the newest that trained, or else the newest sweep or import.
 
     Raises:
         UserError: there is no such job, several have that name, or there is none at all.
@@ -29,11 +29,11 @@ def job_of(store: Store, job: str | None) -> JobRecord:
 
 
 def id_of(path: Path, job: str | None) -> str | None:
-    """The id of the one job in the store at `path` that is called `job`, else `job` itself: traces know ids only.
+    """The id of the only job named `job` in the store at `path`, else `job` itself: traces have only ids.
 
     Raises:
-        UserError: several jobs are called so; the message offers their ids.
-        StoreError: there is a store, and it cannot be read.
+        UserError: several jobs have this name; the message lists their ids.
+        StoreError: the store exists and cannot be read.
     """
     if job is None or not path.exists():
         return job
@@ -45,7 +45,7 @@ def named_job(store: Store, job: str) -> JobRecord:
     """The job of this id, or else of this name.
 
     Raises:
-        UserError: there is none, or several have that name; the message offers ids, the newest first.
+        UserError: there is none, or several have this name; the message lists ids, the newest first.
     """
     newest_first = store.jobs()[::-1]
     for one in newest_first:

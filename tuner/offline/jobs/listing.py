@@ -1,4 +1,4 @@
-"""Jobs of a store in short: when, what kind of training, how it ended, what it gained."""
+"""Lists a store's jobs: time, kind of training, end, gain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class JobEnd(enum.Enum):
     """How a job ended."""
 
     silent = "silent"
-    """No rank has greeted a daemon: it loads still, or did not get that far."""
+    """No rank has greeted a daemon: the job is still loading, or ended before."""
     running = "running"
     ended = "ended"
     failed = "failed"
@@ -27,13 +27,13 @@ class JobEnd(enum.Enum):
     lost = "lost"
     """One of its ranks fell silent."""
     unseen = "unseen"
-    """No daemon ran when it ended: nobody knows how."""
+    """No daemon ran when it ended, so how it ended is unknown."""
     unwatched = "unwatched"
-    """No daemon runs that would see its end: it may train on."""
+    """No daemon runs that would see its end, so it may still train."""
 
 
 STILL_OPEN: Final = (JobEnd.silent, JobEnd.running, JobEnd.unwatched)
-"""Ends that are none yet."""
+"""Values of jobs that may not have ended."""
 
 
 class GainKind(enum.Enum):
@@ -43,12 +43,12 @@ class GainKind(enum.Enum):
     """Steps took less or more time than under NCCL's own choice, beyond noise."""
     within_noise = "within_noise"
     no_plan = "no_plan"
-    """NCCL's own choice ran in all steps that were heard of: nothing was changed in them."""
+    """NCCL's own choice ran in all known steps."""
     unknown = "unknown"
 
 
 class Gain(msgspec.Struct, frozen=True):
-    """Time saved per step against NCCL's own choice; negative where steps became slower."""
+    """Time saved per step against NCCL's own choice; negative if steps became slower."""
 
     kind: GainKind
     saved_us: float | None = None
@@ -58,7 +58,7 @@ class Gain(msgspec.Struct, frozen=True):
     """Lower end of the 95 % interval of the change, in percent of step time."""
     high_percent: float | None = None
     why: str = ""
-    """What was compared, or why nothing could be and what that would need."""
+    """What was compared, or why nothing was and what a comparison needs."""
 
 
 class JobLine(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class JobLine(msgspec.Struct, frozen=True):
     n_steps: int
     fabric_id: str
     emulated: str
-    """Name of the emulated fabric; empty where the NCCL was real."""
+    """Name of the emulated fabric; empty: NCCL was real."""
     gain: Gain
     failure: str = ""
     """The first rank whose script ended by an exception, and that exception's type."""
@@ -86,7 +86,7 @@ def list_jobs(path: Path, *, limit: int, all_kinds: bool = False, only_over: boo
     Args:
         limit: number of jobs at most.
         all_kinds: also those that recorded no step, such as sweeps and imports.
-        only_over: none that is running or may be.
+        only_over: leave out jobs that run or may still run.
 
     Raises:
         StoreError: there is no store, or it cannot be read.
@@ -118,7 +118,7 @@ def end_of(job: JobRecord, *, is_written: bool) -> JobEnd:
 
 
 def gain_of(jobs: JobsRead, job: JobRecord) -> Gain:
-    """What a job gained by what was decided in it."""
+    """The gain by a job's decisions."""
     steps = jobs.steps(job.job_id)
     if steps and not any(step.epoch for step in steps):
         return Gain(GainKind.no_plan, why=without_plan(steps))
@@ -126,7 +126,7 @@ def gain_of(jobs: JobsRead, job: JobRecord) -> Gain:
 
 
 def as_gain(found: BeforeAfter) -> Gain:
-    """What a comparison says of the time of steps."""
+    """The gain in step time from a comparison."""
     if not found.changes:
         return Gain(GainKind.unknown, why=found.explanation)
     change = found.changes[0]
@@ -158,5 +158,5 @@ def _line(store: Store, jobs: JobsRead, job: JobRecord, n_steps: int, *, is_writ
 
 
 def has_writer(path: Path) -> bool:
-    """Whether a living process has it open for writing."""
+    """Whether a living process has the store open for writing."""
     return living_holder(Path(os.path.realpath(path) + ".lock")) is not None

@@ -1,4 +1,4 @@
-"""What `zerotune jobs` prints, and the last job's line of `zerotune status`."""
+"""Prints `zerotune jobs`, and the last job's line of `zerotune status`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def render(lines: Sequence[JobLine], console: Console) -> None:
 
 
 def last_job_in_words(line: JobLine) -> str:
-    """What a job that has ended gained, in one or two lines."""
+    """An ended job's gain, in one or two lines."""
     gain, title = line.gain, titled(line.job_id, line.name)
     if gain.kind is GainKind.no_plan:
         return f"{title}: nothing was changed: {gain.why}"
@@ -68,7 +68,7 @@ def last_job_in_words(line: JobLine) -> str:
 
 
 def unknown_gain(gain: Gain) -> str:
-    """Why nobody knows what a job gained, and what it takes to know."""
+    """Why a job's gain is unknown, and what it takes to know it."""
     return f"gain unknown: {gain.why}"
 
 

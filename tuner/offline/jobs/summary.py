@@ -1,4 +1,4 @@
-"""Run summaries: the JSON files of `launch --summary`, one run each."""
+"""Run summaries: the JSON files of `launch --summary`, one for each run."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class RunSummary(msgspec.Struct, frozen=True):
 
     steps: tuple[SummaryStep, ...]
     label: str = ""
-    """What the pictures call the run; the file's name where it does not say."""
+    """Name of the run in pictures; the file's name if it has none."""
     emulated: bool = False
     fabric: str | None = None
     n_disagreements: Count | None = None
     n_ranks: Count = 0
     job_id: str = ""
-    """Id of the job in the store; empty where no daemon recorded it."""
+    """Id of the job in the store; empty if no daemon recorded it."""
 
 
 def read_summary(path: Path) -> RunSummary:
@@ -62,10 +62,10 @@ def read_summary(path: Path) -> RunSummary:
 
 
 def check_alike(before: RunSummary, after: RunSummary) -> None:
-    """Check that two runs differ in nothing but their settings.
+    """Check that two runs differ only in their settings.
 
     Raises:
-        UserError: they do.
+        UserError: they differ in more.
     """
     if 0 not in (before.n_ranks, after.n_ranks) and before.n_ranks != after.n_ranks:
         raise UserError(f"one run had {before.n_ranks} ranks, the other {after.n_ranks}", "compare runs of one size")
@@ -79,7 +79,7 @@ def _place(run: RunSummary) -> str:
 
 
 def compared_job(store: Store, job_id: str | None, run: RunSummary) -> JobRecord:
-    """The job that a page about `run` is of: the run's own, where the store has it.
+    """The job of a page about `run`: the run's own, if the store has it.
 
     Args:
         store: open for reading.

@@ -1,1 +1,1 @@
-"""What NCCL would do on a cluster, by its own library: choices, plans judged, releases compared."""
+"""NCCL's behaviour on a cluster, by its own library: its choices, effects of plans, releases compared."""

@@ -1,4 +1,4 @@
-"""Choices by collective and size, of one release or of two."""
+"""Choices of one NCCL release, or of two, by collective and size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ....store.records import Collective
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A cell that NCCL could take, with its own estimate."""
+    """An algorithm and protocol that NCCL could take, with its own estimate."""
 
     algorithm: str
     protocol: str
@@ -22,20 +22,20 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What NCCL does with one call."""
+    """NCCL's choice for one call."""
 
     collective: str
     message_bytes: int
     algorithm: str | None
-    """None: the release does not show it (2.21)."""
+    """None: the release does not show its choice (2.21)."""
     protocol: str | None
     n_channels: int | None
     estimate_us: float | None
     offers: tuple[Offer, ...]
-    """Every cell that NCCL has here, the cheapest first."""
+    """Every algorithm and protocol that NCCL has here, the cheapest first."""
 
     def setting(self) -> str:
-        """In words."""
+        """The setting in words."""
         if self.algorithm is None:
             return "not shown"
         channels = f"/{self.n_channels}ch" if self.n_channels else ""
@@ -43,7 +43,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """What one release does on one cluster."""
+    """One release's choices on one cluster."""
 
     nccl: str
     library: str
@@ -52,12 +52,12 @@ class Choices(msgspec.Struct, frozen=True):
     ranks_per_node: int
     tuner_abi: int
     max_channels: int | None
-    """Most channels that any of the calls got."""
+    """The largest number of channels of any call."""
     choices: tuple[Choice, ...]
 
 
 class ChoiceChange(msgspec.Struct, frozen=True):
-    """A call that another release treats otherwise."""
+    """A call for which two releases choose differently."""
 
     before: Choice
     after: Choice
@@ -68,14 +68,14 @@ def ask(library: Path, cluster: Cluster, collectives: Sequence[Collective], size
 
     Args:
         library: a libnccl.so.2.
-        cluster: where.
-        sizes_bytes: NCCL's nBytes; rounded up to what its ranks can share.
+        cluster: the cluster to ask about.
+        sizes_bytes: NCCL's nBytes; rounded up to equal aligned shares of the ranks.
 
     Returns:
         One choice per collective and size.
 
     Raises:
-        UserError: the ranks do not fit the topology, or a file is not what it should be.
+        UserError: the ranks do not fit the topology, or a file is invalid.
         PluginError: the library failed.
     """
     sizes = dict.fromkeys(shareable(size, cluster.n_ranks) for size in sizes_bytes)
@@ -95,7 +95,7 @@ def ask(library: Path, cluster: Cluster, collectives: Sequence[Collective], size
 
 
 def shareable(message_bytes: int, n_ranks: int) -> int:
-    """The least size from `message_bytes` on whose share of each rank is whole and aligned to 16 bytes."""
+    """The smallest size from `message_bytes` on that gives equal shares aligned to 16 bytes."""
     unit = 16 * n_ranks
     return -(-message_bytes // unit) * unit
 
@@ -120,10 +120,10 @@ def _choice(answer: Answer) -> Choice:
 
 
 def changes(before: Choices, after: Choices) -> Iterator[ChoiceChange]:
-    """Calls that two releases treat differently.
+    """Calls for which two releases choose differently.
 
     Raises:
-        UserError: one of them does not show what it chooses.
+        UserError: one of them does not show its choices.
     """
     for asked in (before, after):
         if all(one.algorithm is None for one in asked.choices):

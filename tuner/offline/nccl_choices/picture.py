@@ -1,4 +1,4 @@
-"""Choices as a picture."""
+"""Draws choices."""
 
 from __future__ import annotations
 

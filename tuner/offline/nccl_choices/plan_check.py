@@ -18,27 +18,27 @@ _MOST_BYTES: Final = 1 << 30
 
 
 class RowEffect(str, Enum):
-    """What comes of a row."""
+    """The effect of a row."""
 
     applies = "applies"
     fewer_channels = "fewer_channels"
-    """NCCL runs it on fewer channels than the row asks for."""
+    """NCCL runs the setting on fewer channels than the row requests."""
     ignored = "ignored"
     """NCCL does not offer this algorithm and protocol here."""
     never_matches = "never_matches"
-    """No call on this cluster can be of this row: another communicator, or sizes that ranks cannot share."""
+    """No call on this cluster can match the row: another communicator, or sizes that ranks cannot share."""
 
     @property
     def does_something(self) -> bool:
-        """Whether the row does anything."""
+        """Whether the row changes anything."""
         return self in (RowEffect.applies, RowEffect.fewer_channels)
 
 
 class JudgedRow(msgspec.Struct, frozen=True):
-    """One row with what came of it."""
+    """One row with its effect."""
 
     row: int
-    """Its number in the plan, from 1 on."""
+    """The row's number in the plan, from 1 on."""
     collective: str
     phase: str
     min_bytes: int
@@ -46,21 +46,21 @@ class JudgedRow(msgspec.Struct, frozen=True):
     asked: str
     effect: RowEffect
     message_bytes: int | None
-    """The size that was tried: the largest of the row's range, where a count of channels can show."""
+    """The tried size: the largest of the row's range, at which a channel count can have an effect."""
     ran: str | None
 
 
 def judge(library: Path, cluster: Cluster, rows: Sequence[PlanRow]) -> list[JudgedRow]:
-    """Have NCCL carry each row out.
+    """Run each row in NCCL.
 
     Args:
         library: a libnccl.so.2.
-        cluster: where.
-        rows: the plan; those for other communicators never match.
+        cluster: the cluster to ask about.
+        rows: the plan; rows for other communicators never match.
 
     Raises:
-        UserError: the ranks do not fit the topology, or a file is not what it should be.
-        PluginError: the library failed, or a row is none that NCCL knows.
+        UserError: the ranks do not fit the topology, or a file is invalid.
+        PluginError: the library failed, or NCCL does not know a row's setting.
     """
     judged, n_nodes = _judge_on(library, cluster, rows, cluster.n_nodes)
     return judged if n_nodes == cluster.n_nodes else _judge_on(library, cluster, rows, n_nodes)[0]
@@ -69,7 +69,7 @@ def judge(library: Path, cluster: Cluster, rows: Sequence[PlanRow]) -> list[Judg
 def _judge_on(
     library: Path, cluster: Cluster, rows: Sequence[PlanRow], n_nodes: int
 ) -> tuple[list[JudgedRow], int]:
-    """The rows for a communicator of `n_nodes`, and how many NCCL counts: several for one whose rings leave it."""
+    """Judge rows for a communicator of `n_nodes`; NCCL may count a node whose rings leave it as several nodes."""
     here = CommunicatorClass(cluster.n_ranks, n_nodes)
     tried = {
         number: size
@@ -127,7 +127,7 @@ def _ran(answer: Answer) -> str | None:
 
 
 def without_phases(rows: Sequence[PlanRow]) -> list[PlanRow]:
-    """One row of each that is repeated for every phase, as tables that know no phases are read."""
+    """One of the rows that are repeated for every phase, as in tables that have no phases."""
     seen: dict[PlanRow, None] = {}
     for row in rows:
         seen[msgspec.structs.replace(row, phase=Phase.other)] = None

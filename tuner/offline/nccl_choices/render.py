@@ -1,4 +1,4 @@
-"""Choices as tables."""
+"""Prints choices as tables."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _WORDS: Final = {
 
 
 def headline(found: Choices) -> str:
-    """Who decided, and where."""
+    """The release and the cluster."""
     return f"NCCL {found.nccl} on {found.topology}, {found.n_nodes} x {found.ranks_per_node} ranks"
 
 
 def choices_table(found: Choices) -> Table:
-    """One line per collective, and sizes in a row with the same setting; estimates are of the smallest and largest."""
+    """One line per collective and range of sizes with one setting; estimates are of the smallest and largest size."""
     caption = "NCCL's own library, without a GPU: its choices and estimates. The next best is of the largest size."
     table = Table("collective", "sizes", "NCCL takes", "estimate, us", "next best, us", title=headline(found))
     table.caption = caption
@@ -47,13 +47,13 @@ def _range(ends: Sequence[str]) -> str:
 
 
 def changes_table(before: Choices, after: Choices, changed: Sequence[ChoiceChange]) -> Table:
-    """What an upgrade changes.
+    """The changes of an upgrade.
 
     Args:
-        changed: where they differ.
+        changed: the calls that differ.
 
     Returns:
-        One line per call that is treated otherwise.
+        One line per call with another choice.
     """
     title = f"{len(changed)} of {len(before.choices)} calls change from NCCL {before.nccl} to {after.nccl}"
     table = Table("collective", "size", f"NCCL {before.nccl}", f"NCCL {after.nccl}", title=title)

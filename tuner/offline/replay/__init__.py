@@ -1,7 +1,7 @@
-"""A trace run against policies offline: what each would have cost, and from which evidence.
+"""Judges policies on a trace offline: what each would have cost, and from which evidence.
 
-The walk: a trace is read as a table of collectives (table.py). Its steps' program follows (schedule.py) and, with what
-the store knows (evidence.py), the cost of each setting (estimates.py). Policies name settings (policies.py),
+A trace is read as a table of collectives (table.py). The table gives its steps' program (schedule.py) and, with the
+store's measurements (evidence.py), the cost of each setting (estimates.py). Policies name settings (policies.py),
 judging.py sums up their costs, steps.py runs the program with them, and whatif.py does the same for another job.
 """
 
@@ -60,12 +60,12 @@ def replay(
         trace: a trace file, or a folder such as `launch --log-trace` writes.
         policies: names in POLICIES.
         store_path: store with measurements of other jobs; None, or no file: nothing is known of them.
-        fabric: name or path of the fabric file for predictions, where the trace does not name its fabric.
+        fabric: name or path of the fabric file for predictions, if the trace does not name its fabric.
         plan: file that the policy `table` follows: our plan file, or a table of NVIDIA's, RCCL's, NCCLX's or scitix's.
-        change: what the step would be in another job; None: not asked.
-        format_name: read the trace as this format; None: found out.
-        collective: what was run, where the trace does not say it.
-        job_id: whose files are judged, in a folder with several jobs.
+        change: properties of another job to predict; None: none.
+        format_name: read the trace as this format; None: detect the format.
+        collective: the collective that ran, if the trace does not name it.
+        job_id: the job to judge, in a folder with several jobs.
 
     Returns:
         What each policy would have cost, and from which evidence.
@@ -104,11 +104,11 @@ def replay_table(
     Args:
         table: the job's collectives.
         policies: names in POLICIES.
-        evidence: what other jobs showed on the trace's fabric; None: nothing.
-        plan: rows that the policy `table` follows; None: what earlier jobs showed.
+        evidence: evidence of other jobs on the trace's fabric; None: none.
+        plan: rows that the policy `table` follows; None: the winners of earlier jobs.
         trace: name of the trace, for the result.
         change: what the step would be in another job; None: not asked.
-        elsewhere: of the fabric that `change` names; None: it is the trace's own.
+        elsewhere: evidence on the fabric that `change` names; None: it is the trace's own.
 
     Returns:
         What each policy would have cost, and from which evidence.
@@ -158,7 +158,7 @@ def replay_table(
 def _context(
     table: CollectiveTable, evidence: FabricEvidence, plan: Sequence[PlanRow] | None, steps: LoggedSteps | None
 ) -> PolicyContext:
-    """What policies may look at: the table's values, and what they cost."""
+    """The data that policies may use: the table's values, and costs."""
     shapes, index = table.shapes
     estimates = CostEstimates(table, evidence.statistics)
     costs = None

@@ -1,6 +1,6 @@
-"""What is known about a shape's cost under a candidate, and from where; nothing is made up.
+"""Estimates of a shape's cost under a candidate, with their origin.
 
-Three grades, best first: measured in this trace, measured elsewhere on the same fabric (the store),
+There are three grades, best first: measured in this trace, measured elsewhere on the same fabric (the store),
 predicted. A figure from elsewhere or from a model is carried over as a *ratio to the baseline*, when
 the baseline's cost is known at both ends: sizes within a size class, other load on the machine and a
 phase's contention then cancel.
@@ -33,17 +33,14 @@ from .medians import Estimate, Grade, measured_elsewhere, measured_here
 from .table import CollectiveTable, Shape
 
 CARRIED_NOISE: Final = 0.05
-"""Relative standard error added when a ratio is carried from another place, phase or size in the class."""
+"""Relative standard error added if a ratio comes from another place, phase or size in the class."""
 MAX_INTERPOLATED_CLASSES: Final = SIZE_CLASSES_PER_OCTAVE
-"""Sweeps measure each octave: a size between two measured ones, this near to either, is interpolated."""
+"""Sweeps measure each octave: a size is interpolated between two measured ones at this distance or less."""
 
 DOUBT_PER_OCTAVE: Final = 0.15
-"""Standard error of a prediction's logarithm per doubling of bytes or channels, from the nearest measurement on."""
+"""Standard error of a prediction's logarithm per doubling of bytes or channels from the nearest measurement."""
 UNSEEN_DOUBT: Final = math.log(2)
-"""Standard error (log) for an algorithm and protocol that was measured nowhere on the communicator.
-
-Also the largest.
-"""
+"""Largest standard error (log), also that of an algorithm and protocol never measured on the communicator."""
 
 
 class _Neighbour(NamedTuple):
@@ -73,7 +70,7 @@ class CostEstimates:
         predictor: Predictor | None = None,
     ) -> None:
         self.sums = is_known_to_sum(table)
-        """Whether the job's reduce-scatters are known to sum; else they may average."""
+        """Whether the job's reduce-scatters are known to sum; otherwise they may average."""
         self._here = measured_here(table)
         self._here_by_shape: dict[Shape, set[Candidate]] = {}
         for shape, candidate in self._here:
@@ -85,11 +82,11 @@ class CostEstimates:
         self._seen = self._points_seen()
 
     def may_run(self, shape: Shape, candidate: Candidate) -> bool:
-        """False where NCCL may refuse the job that setting, and run its own choice instead."""
+        """Whether NCCL is sure to accept the setting; otherwise it may run its own choice instead."""
         return may_run(shape, candidate, self.sums)
 
     def estimate(self, shape: Shape, candidate: Candidate) -> Estimate | None:
-        """The best estimate there is, or None: nothing is known, or NCCL may refuse the setting."""
+        """The best estimate; None: nothing is known, or NCCL may refuse the setting."""
         if (shape, candidate) not in self._known:
             self._known[shape, candidate] = self._estimate(shape, candidate)
         return self._known[shape, candidate]
@@ -108,7 +105,7 @@ class CostEstimates:
         )
 
     def predicted(self, shape: Shape, candidate: Candidate) -> Prediction | None:
-        """The model's prediction, whatever was measured."""
+        """The model's prediction, without measurements."""
         return None if self._predictor is None else self._predictor(shape, candidate)
 
     def with_predictor(self, predictor: Predictor | None) -> CostEstimates:
@@ -120,7 +117,7 @@ class CostEstimates:
     def on_other_fabric(
         self, statistics: Iterable[CandidateStatistics], predictor: Predictor | None
     ) -> CostEstimates:
-        """A copy for another fabric: what the trace measured is not used."""
+        """A copy for another fabric, without the trace's measurements."""
         other = self.with_predictor(predictor)
         other._here, other._here_by_shape, other._by_shape_key = {}, {}, {}
         other._elsewhere = measured_elsewhere(statistics)
@@ -128,10 +125,10 @@ class CostEstimates:
         return other
 
     def measured_candidates(self, shape: Shape) -> list[Candidate]:
-        """Candidates with measurements for `shape`, here or elsewhere; in a fixed order.
+        """Candidates with measurements for `shape`, here or elsewhere, in a fixed order.
 
-        Of those from elsewhere that have the same effect at this size, one. Algorithms under an unknown protocol are
-        among them, which nobody can ask for: see `candidates`.
+        Among those from elsewhere with the same effect at this size, only one is here. Algorithms under an unknown
+        protocol are included, which no plan can request: see `candidates`.
         """
         here = self._here_by_shape.get(shape, set())
         effects = {in_effect(shape.collective, shape.message_bytes, candidate) for candidate in here}
@@ -145,11 +142,11 @@ class CostEstimates:
         return sorted([*here, *near], key=str)
 
     def candidates(self, shape: Shape) -> list[Candidate]:
-        """Those of `measured_candidates` that a plan can ask for."""
+        """Those of `measured_candidates` that a plan can request."""
         return [one for one in self.measured_candidates(shape) if not one.lacks_protocol]
 
     def nearest_winner(self, shape: Shape) -> Candidate | None:
-        """The fastest setting at the nearest size class measured elsewhere; None: none is known within an octave."""
+        """The fastest setting at the nearest size class measured elsewhere; None: none is within an octave."""
         own_class = shape.key.size_class
         for distance in range(MAX_INTERPOLATED_CLASSES + 1):
             for size_class in (own_class - distance, own_class + distance):
@@ -160,7 +157,7 @@ class CostEstimates:
         return None
 
     def _from_other_phase(self, shape: Shape, candidate: Candidate) -> Estimate | None:
-        """Estimate by this trace's calls of the same bytes in another phase, the one with most of them."""
+        """Estimate from this trace's calls of the same bytes in another phase, the one with most calls."""
         found = [
             (there, self._here.get((other, BASELINE)))
             for phase in Phase
@@ -172,7 +169,7 @@ class CostEstimates:
         return self._carried(shape, *max(found, key=lambda one: one[0].n_samples))
 
     def _elsewhere_at(self, shape: Shape, size_class: int) -> dict[Candidate, Estimate]:
-        """The store's estimates under the shape's own phase, or the phase with the most samples."""
+        """The store's estimates for the shape's own phase, or for the phase with most samples."""
         place = (shape.communicator, shape.collective, shape.phase, size_class)
         if place not in self._by_shape_key:
             keys = [DecisionKey(shape.communicator, shape.collective, phase, size_class) for phase in Phase]
@@ -187,7 +184,7 @@ class CostEstimates:
         return self._by_shape_key[place]
 
     def _elsewhere_as(self, shape: Shape, size_class: int, candidate: Candidate) -> Estimate | None:
-        """The store's estimate of `candidate`, or of what really runs for it at that size."""
+        """The store's estimate of `candidate`, or of the setting that NCCL runs for it at that size."""
         known = self._elsewhere_at(shape, size_class)
         return known.get(candidate) or known.get(in_effect(shape.collective, size_class_floor(size_class), candidate))
 
@@ -199,17 +196,17 @@ class CostEstimates:
         between = self._interpolated(shape, candidate)
         if between is not None or candidate.is_baseline or candidate.n_channels:
             return between
-        # No opinion on channels: NCCL takes about as many as there are.
+        # Without an opinion on channels, NCCL takes about as many as there are.
         others = [one for one in self._measured_at(shape) if _cell(one) == _cell(candidate)]
         most = max(others, key=lambda one: one.n_channels, default=None)
         estimate = None if most is None else self._from_elsewhere(shape, most)
         return estimate and dataclasses.replace(estimate, error=math.hypot(estimate.error, CARRIED_NOISE))
 
     def _interpolated(self, shape: Shape, candidate: Candidate) -> Estimate | None:
-        """Between the next smaller and the next larger size class that know `candidate`, and the baseline if any do.
+        """Interpolate between the nearest size classes on either side with `candidate`, and the baseline if any has it.
 
-        A sweep that measures what matters only does not measure the baseline at every size: then the cost itself is
-        interpolated, as no ratio can be formed.
+        An active sweep does not measure the baseline at every size. Without the baseline there is no ratio, and the
+        cost itself is interpolated.
         """
         low, high = (self._nearest(shape, candidate, direction, with_baseline=True) for direction in (-1, 1))
         is_ratio = low is not None and high is not None
@@ -229,7 +226,7 @@ class CostEstimates:
         return self._carried(shape, there, baseline)
 
     def _nearest(self, shape: Shape, candidate: Candidate, direction: int, *, with_baseline: bool) -> _Neighbour | None:
-        """The next size class in that direction that knows the candidate (and the baseline), at most an octave away.
+        """The next size class in that direction with the candidate (and the baseline), at most an octave away.
 
         Without the baseline the ratio is to 1 us.
         """
@@ -259,7 +256,7 @@ class CostEstimates:
         if baseline is None:
             return self._carried(shape, there, None)
         found = self._carried(shape, there, Estimate(*baseline, Grade.predicted))
-        # The model's error at this shape, where it can be checked, is taken as its error for the candidate.
+        # If the model's error at this shape is known, it counts as its error for the candidate.
         known = self._here.get((shape, BASELINE))
         miss = 0.0 if known is None else abs(math.log(known.cost_us / baseline[0]))
         return dataclasses.replace(found, error=math.hypot(found.error, miss))
@@ -280,7 +277,7 @@ class CostEstimates:
         return seen
 
     def _doubt(self, shape: Shape, candidate: Candidate) -> float:
-        """A prediction's added error, by its distance to anything measured of that algorithm and protocol."""
+        """A prediction's added error, by its distance to measurements of this algorithm and protocol."""
         if candidate.is_baseline:
             return 0.0
         log_bytes, log_channels = math.log2(shape.message_bytes), math.log2(max(1, candidate.n_channels))
@@ -291,7 +288,7 @@ class CostEstimates:
         return min(UNSEEN_DOUBT, DOUBT_PER_OCTAVE * min(octaves, default=math.inf))
 
     def _carried(self, shape: Shape, there: Estimate, baseline_there: Estimate | None) -> Estimate:
-        """`there` carried over to this trace by the ratio to the baseline, where both have one."""
+        """Estimate `there`, scaled to this trace by the ratio to the baseline if both have a baseline."""
         baseline_here = self._here.get((shape, BASELINE))
         if baseline_here is None or baseline_there is None:
             return Estimate(there.cost_us, math.hypot(there.error, CARRIED_NOISE), there.grade, there.n_samples)

@@ -1,4 +1,4 @@
-"""Which store replay learns from, and what it knows of a fabric."""
+"""The store that replay learns from, and its evidence on a fabric."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ UNKNOWN: Final = "The store has no measurements of this fabric by other runs"
 
 @dataclass(frozen=True)
 class FabricEvidence:
-    """What is known of the fabric asked about."""
+    """Evidence on one fabric."""
 
     statistics: Sequence[CandidateStatistics] = ()
     knowledge: Knowledge = field(default_factory=Knowledge)
     model_error: float = 0.0
     """Standard error of the learned model's log durations at sizes that it was not fitted to; 0: no model."""
     why_none: str = UNKNOWN
-    """Why there are no `statistics`, as the beginning of a sentence."""
+    """Why `statistics` is missing, as the beginning of a sentence."""
 
     def predictor(self, costs: CostPrior, fabric: Fabric) -> Predictor:
         """Predictions on a described fabric; none for communicators that do not fit on it.
@@ -66,15 +66,15 @@ class FabricEvidence:
 
 
 def evidence_of(store_path: Path | None, fabric_id: str, trace: Path, without_job: str = "") -> FabricEvidence:
-    """What the store knows of a fabric.
+    """A store's evidence on a fabric.
 
-    A model that was fitted since `without_job` began may have learned from that job: then it is fitted anew, which
+    A model that was fitted since `without_job` began may have learned from that job. Then it is fitted again, which
     takes up to five seconds.
 
     Args:
         store_path: the SQLite file; None, or no file: nothing is known.
         fabric_id: the fabric; empty: nothing is known.
-        trace: what is replayed; a store beside it is named if this one knows nothing.
+        trace: the trace to replay; if this store knows nothing, a store beside the trace is suggested.
         without_job: job id whose measurements are left out; empty: none.
 
     Returns:
@@ -103,7 +103,7 @@ def evidence_of(store_path: Path | None, fabric_id: str, trace: Path, without_jo
 
 
 def _measured_since_s(store: Store, job_id: str, fabric_id: str) -> float | None:
-    """When a job with measurements on the fabric began; None: the store has none of it."""
+    """Start of a job with measurements on the fabric; None: the store has none of it."""
     if (job_id, fabric_id) not in store.measured():
         return None
     return next(job.started_at_s for job in store.jobs() if job.job_id == job_id)
@@ -115,7 +115,7 @@ def named_store(store_path: Path, trace: Path) -> Path:
     Raises:
         UserError: there is none.
     """
-    if not store_path.exists() and trace.exists():  # what is wrong with the trace is told elsewhere
+    if not store_path.exists() and trace.exists():  # others report a missing trace
         beside = _other_beside(store_path, trace)
         remedy = "leave out --store (or ZEROTUNE_STORE) for the default one"
         remedy = remedy if beside is None else f"there is one at {beside}: --store"

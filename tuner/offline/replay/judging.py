@@ -1,4 +1,4 @@
-"""Judges policies: what each would have cost, how well that is known, and where the oracle is not the least."""
+"""Judges policies: their costs with intervals, and cases in which the oracle is not the cheapest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST_PERCENT: Final = 0.05
 
 
 class Judged(NamedTuple):
-    """One policy: its total, and its result on each shape."""
+    """One policy's total, and its result on each shape."""
 
     total: PolicyTotal
     by_shape: dict[Shape, ShapeVerdict]
@@ -30,8 +30,8 @@ class Judged(NamedTuple):
 class _Sums:
     """Running totals of one policy: costs, and errors that do or do not cancel between shapes.
 
-    Predictions share their model's error, so their errors add up linearly, and apart by direction: large ones are not
-    symmetric.
+    Predictions share their model's error, so their errors add up linearly. Upper and lower errors have separate sums,
+    as large ones are not symmetric.
     """
 
     cost_us: float = 0.0
@@ -44,7 +44,7 @@ class _Sums:
     difference_above_us: float = 0.0
 
     def add(self, count: int, cost: Estimate, baseline: Estimate, is_same: bool) -> None:
-        """Add a shape of `count` collectives; `is_same`: the policy names what the baseline runs."""
+        """Add a shape of `count` collectives; `is_same`: the policy's setting is what the baseline runs."""
         self.cost_us += count * cost.cost_us
         self.baseline_us += count * baseline.cost_us
         if cost.grade is Grade.predicted:
@@ -61,7 +61,7 @@ class _Sums:
                 self.difference_variance += variance + (count * baseline.cost_us * baseline.error) ** 2
 
     def total(self, policy: str, refused_percent: float, n_by_evidence: dict[str, int], n_refused: int) -> PolicyTotal:
-        """All of it, with intervals."""
+        """The policy's total, with intervals."""
         half_us = NORMAL_95 * math.sqrt(self.own_variance)
         half_difference_us = NORMAL_95 * math.sqrt(self.difference_variance)
         saved_us = self.baseline_us - self.cost_us
@@ -87,7 +87,7 @@ def judge(
 ) -> list[Judged]:
     """Judge every policy on every shape.
 
-    `logged_us` is the total time of each shape's collectives, shape (n_shapes,); all 0: the trace has no times.
+    `logged_us` has each shape's total time, shape (n_shapes,); all 0: the trace has no times.
     """
     weights = list(logged_us)
     if not any(weights):
@@ -118,7 +118,7 @@ def _judged(
 
 
 def _cost(context: PolicyContext, shape: Shape, asked: Candidate | Mixture) -> Estimate | None:
-    """Cost of a setting or mixture; a mixture has its parts' mean, their worst grade and the sum of their errors."""
+    """Cost of a setting or mixture; a mixture has its parts' mean cost, worst grade and summed errors."""
     if isinstance(asked, Candidate):
         return context.estimates.estimate(shape, asked)
     cost_us = error_us = 0.0
@@ -162,7 +162,7 @@ def _channels(shape: Shape, asked: Candidate | Mixture) -> int:
 
 
 def oracle_facts(judged: Sequence[Judged], context: PolicyContext) -> OracleFacts | None:
-    """Where the oracle saves less than one expects of it, and why; None where it was not asked for."""
+    """Cases in which the oracle saves less than expected, with reasons; None: it was not requested."""
     oracle = next((one.by_shape for one in judged if one.total.policy == ORACLE), None)
     if oracle is None:
         return None

@@ -1,8 +1,8 @@
-"""What a job can run at all: the cells that NCCL would offer its calls, and communicators that fit on a fabric.
+"""Checks which settings NCCL accepts for a job's calls, and which communicators fit on a fabric.
 
 For a reduce-scatter that averages floats, as FSDP2's does, NCCL refuses PAT and NVLS and runs its own choice instead.
-A trace does not name operators, but if such an algorithm ran in it, the job sums. Where none did, the job is assumed
-to average, and settings that NCCL may refuse are not judged.
+A trace does not name operators, but if such an algorithm ran in it, the job sums. Otherwise the job is assumed to
+average, and settings that NCCL may refuse are not judged.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ SUMS_ONLY: Final = frozenset(
     for algorithm, _ in {*catalog.legal_cells(_SCATTER, n_nodes=2, collnet=True)}
     - {*catalog.legal_cells(_SCATTER, n_nodes=2, collnet=True, redop_is_sum=False)}
 )
-"""Algorithms that a reduce-scatter of averages cannot have."""
+"""Algorithms that a reduce-scatter with averages cannot use."""
 
 
 def is_known_to_sum(table: CollectiveTable) -> bool:
-    """Whether a timed reduce-scatter of the trace ran what averages cannot have."""
+    """Whether a timed reduce-scatter of the trace ran an algorithm that averages cannot use."""
     ran = (table.rows["collective"] == _SCATTER) & np.isfinite(table.duration_us)
     return bool(np.isin(table.rows["algorithm"][ran], [int(algorithm) for algorithm in SUMS_ONLY]).any())
 
@@ -43,7 +43,7 @@ def may_run(shape: Shape, candidate: Candidate, sums: bool) -> bool:
 
 
 def fits(fabric: Fabric | None, communicator: CommunicatorClass) -> bool:
-    """Whether the communicator's ranks are known and, where the fabric is known, there is room for them on it."""
+    """Whether the communicator's ranks are known and fit on the fabric, if the fabric is known."""
     if fabric is None:
         return communicator.n_ranks > 0
     try:
@@ -53,13 +53,13 @@ def fits(fabric: Fabric | None, communicator: CommunicatorClass) -> bool:
 
 
 def without_refused(costs: CostPrior, fabric: Fabric, shapes: Iterable[Shape]) -> None:
-    """Teach `costs`, in place, that NCCL refuses averages some algorithms, as a running job's cost tables would."""
+    """Mark, in `costs`, the algorithms that NCCL refuses for averages, as a running job's cost tables do."""
     for shape in shapes:
         if shape.collective is not _SCATTER:
             continue
         try:
             table = cost_model.cost_table(fabric.topology(shape.communicator), _SCATTER, shape.message_bytes).copy()
         except (FabricError, ValueError):
-            continue  # does not fit on the fabric: nothing is predicted there
+            continue  # does not fit on the fabric, so nothing is predicted
         table[[int(algorithm) for algorithm in SUMS_ONLY]] = cost_model.IGNORE
         costs.learn_live(shape.communicator, _SCATTER, shape.message_bytes, table)

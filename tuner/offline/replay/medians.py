@@ -1,4 +1,4 @@
-"""Medians of what was measured, in the trace and in the store, with their standard errors."""
+"""Medians of measurements in the trace and in the store, with their standard errors."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NORMAL_95: Final = 1.96
 MEDIAN_OVER_MEAN_ERROR: Final = 1.2533
 """Standard error of a normal sample's median over that of its mean, sqrt(pi/2)."""
 LEAST_NOISE: Final = 0.02
-"""Relative spread assumed where too few samples show their own."""
+"""Relative spread assumed if too few samples show their own."""
 UNSHOWN_NOISE: Final = 0.04
-"""Relative spread of sweeps whose settings all have too few samples to show any."""
+"""Relative spread assumed for sweeps whose settings all have too few samples."""
 MAD_TO_SIGMA: Final = 1.4826
 SAMPLES_THAT_SHOW_SPREAD: Final = 5
 
@@ -57,11 +57,11 @@ class Estimate:
 
 
 _Median = tuple[float, float, int]
-"""(median, median absolute deviation as a normal's relative sigma, count)."""
+"""(median, relative sigma of a normal distribution from the median absolute deviation, count)."""
 
 
 def measured_elsewhere(statistics: Iterable[CandidateStatistics]) -> dict[DecisionKey, dict[Candidate, Estimate]]:
-    """Estimates by key; what NCCL chose by itself counts for the baseline and for the setting it ran."""
+    """Estimates by key; NCCL's own choices count for the baseline and for the setting that ran."""
     found: dict[DecisionKey, dict[Candidate, Estimate]] = {}
     usable = [one for one in statistics if one.count >= 1 and one.median_us > 0]
     spreads = [one.std_us / one.mean_us if one.mean_us > 0 else 0.0 for one in usable]
@@ -75,7 +75,7 @@ def measured_elsewhere(statistics: Iterable[CandidateStatistics]) -> dict[Decisi
 
 
 def _estimates(medians: Sequence[_Median], grade: Grade, unshown: float) -> list[Estimate]:
-    """With standard errors; few samples have the others' typical spread at least, or `unshown` where none show any."""
+    """Estimates with standard errors; few samples get at least the others' typical spread, or else `unshown`."""
     shown = [spread for _, spread, count in medians if count >= SAMPLES_THAT_SHOW_SPREAD]
     typical = float(np.median(shown)) if shown else unshown
     found = []
@@ -100,7 +100,7 @@ def measured_here(table: CollectiveTable) -> dict[tuple[Shape, Candidate], Estim
 
 
 def _groups(table: CollectiveTable, shape_index: Array) -> Iterator[tuple[int, bool, Candidate | None, Array]]:
-    """(shape's index, chosen by NCCL, setting, durations) of the timed rows that have these in common."""
+    """Groups of timed rows: (shape's index, chosen by NCCL, setting, durations)."""
     rows, duration_us = table.rows, table.duration_us
     code = shape_index << 25 | table.is_default.astype(np.int64) << 24
     for column, shift in (("algorithm", 16), ("protocol", 8), ("n_channels", 0)):
@@ -112,7 +112,7 @@ def _groups(table: CollectiveTable, shape_index: Array) -> Iterator[tuple[int, b
         return
     codes, group = numbered(code)
     counts = np.bincount(group)
-    small = group.astype(np.uint16 if len(codes) < 1 << 16 else np.int64)  # 16 bits are sorted by radix
+    small = group.astype(np.uint16 if len(codes) < 1 << 16 else np.int64)  # numpy sorts 16 bits by radix
     duration_us = duration_us[np.argsort(small, kind="stable")]
     ends = np.cumsum(counts)
     for one, end, count in zip(codes.tolist(), ends.tolist(), counts.tolist(), strict=True):
@@ -127,7 +127,7 @@ def _candidate(algorithm: int, protocol: int, n_channels: int) -> Candidate | No
 
 
 def error_of_median(values: Array) -> float:
-    """Relative standard error of the median of `values`, of which there are enough to show their spread."""
+    """Relative standard error of the median of `values`, which are enough to show their spread."""
     _, spread, count = _median_and_spread(values)
     return MEDIAN_OVER_MEAN_ERROR * spread / math.sqrt(count)
 

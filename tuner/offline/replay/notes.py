@@ -1,4 +1,4 @@
-"""What replay says beside its figures: what it judged, for what it has no evidence, and why it judges nothing."""
+"""Replay's notes: what it judged, which evidence is missing, and why it judges nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_NAMED: Final = 3
 
 
 def notes_of(table: CollectiveTable, context: PolicyContext, evidence: FabricEvidence) -> Iterator[str]:
-    """What became of a foreign trace's records, what does not fit, the reader's notes, and which evidence is missing.
+    """Notes on a foreign trace's records, on communicators that do not fit, by the reader, and on missing evidence.
 
     Raises:
         FabricError: none of the communicators with known ranks fits on the described fabric.
@@ -78,12 +78,12 @@ def _where_it_does_not_fit(fabric: Fabric, counts: Mapping[Shape, int]) -> Itera
 
 
 def nothing_judged(trace: Trace, table: CollectiveTable, settings: Collection[str]) -> TraceError:
-    """The error that says what was found in a trace of which nothing has a cost, and what was wanted.
+    """The error for a trace without any cost: what was found, and what is missing.
 
-    `settings` are what the policies would run where NCCL's own choice has a cost; empty: it has none anywhere.
+    `settings` are the policies' settings for calls whose baseline has a cost; empty: no baseline has one.
     """
     where = trace.paths[0] if len(trace.paths) == 1 else trace.paths[0].parent
-    fault = "".join(f" ({note.removesuffix('.')})" for note in table.notes[:1])  # a file that was cut comes first
+    fault = "".join(f" ({note.removesuffix('.')})" for note in table.notes[:1])  # truncated files come first
     begin = f"{where} was read as {trace.title}"
     if not len(table.rows):
         reasons = [f"{reason.value} ({count:,})" for reason, count in list(table.left_out.items())[:_MOST_NAMED]]

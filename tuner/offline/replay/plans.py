@@ -1,4 +1,4 @@
-"""Static tables that the policy `table` can follow: our plan file, NVIDIA's, RCCL's, NCCLX's or scitix's tables."""
+"""Reads static tables for the policy `table`: our plan file, NVIDIA's, RCCL's, NCCLX's or scitix's tables."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _SCITIX_COLUMNS: Final = ("coll", "nnodes", "nranks", "upto_bytes", "algo", "pro
 
 
 def plan_rows(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> list[PlanRow]:
-    """The rows of a file of any of these formats; those without phases hold for every phase.
+    """The rows of a file of any of these formats; rows without a phase apply to every phase.
 
     Args:
         path: the file.
-        communicators: those of the job, which rows for any number of nodes or ranks become rows of.
+        communicators: the job's; rows for any number of nodes or ranks are repeated for each of them.
 
     Returns:
-        The rows, in the file's order; of rows in a table that overlap, the later ones are cut.
+        The rows, in the file's order; if rows of a table overlap, the later ones are cut.
 
     Raises:
-        PlanError: the file cannot be read, or a row means nothing.
+        PlanError: the file cannot be read, or a row is invalid.
     """
     begin = _begin(path)
     if is_ncclx(begin):
@@ -53,9 +53,9 @@ def _begin(path: Path) -> bytes:
 
 
 def _scitix(path: Path) -> Iterable[PlanRow]:
-    """Each row holds from the end of the row before it for the same ranks and collective; `undef` is no opinion.
+    """Each row begins at the end of the previous row of the same ranks and collective; `undef` is no opinion.
 
-    The file does not say whether `upto_bytes` is total or per rank: it is taken for what a tuner plugin sees, total.
+    The file does not say whether `upto_bytes` is total or per rank; this reads it as total, like a tuner plugin.
     """
     with path.open(encoding="utf-8", errors="replace", newline="") as text:
         try:

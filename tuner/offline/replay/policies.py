@@ -1,10 +1,10 @@
 """The policies that replay can judge: each names a setting for every shape of the trace.
 
-A policy is a function of a `PolicyContext` and a shape; `POLICIES` has them by name. Policies see what a live one
-would: the oracle alone looks at this trace's durations, and at what the others name.
+A policy is a function of a `PolicyContext` and a shape; `POLICIES` has them by name. Policies see only what a live
+policy would. Only the oracle sees this trace's durations and the other policies' settings.
 
 A policy that learns while it runs names a *mixture*: how often each setting would have run in as many calls as the
-trace has. A call draws its duration from the evidence of its shape and setting; what has no evidence is not tried.
+trace has. A call draws its duration from the evidence on its shape and setting. Settings without evidence do not run.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from .medians import Estimate, Grade
 from .table import Shape
 
 MAX_PLAYED_CALLS: Final = 400
-"""Calls played per shape; a longer trace goes on with the last choice."""
+"""Calls simulated per shape; further calls of the trace run the last choice."""
 MAX_PLAYED_STEPS: Final = 2000
 CALL_SPREAD: Final = 0.05
-"""Relative spread of single calls in a play."""
+"""Relative spread of single simulated calls."""
 STEP_OVER_COMMUNICATION: Final = 3.0
-"""Length of a step over its communication, where the trace does not say it."""
+"""Assumed ratio of a step's length to its communication, if the trace has no lengths."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Mixture:
 
     @property
     def simplified(self) -> Candidate | Mixture:
-        """The setting itself where there is one only."""
+        """The setting itself if there is only one."""
         return self.shares[0][0] if len(self.shares) == 1 else self
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ Choice = Callable[["Arms"], int]
 
 
 class Arms:
-    """One shape's settings under a bandit; time is learnt as its logarithm."""
+    """One shape's settings under a bandit, which learns the logarithm of times."""
 
     def __init__(self, n_arms: int, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -78,7 +78,7 @@ class Arms:
         self.counts = np.zeros(n_arms)
 
     def play(self, choose: Choice, logs: Sequence[float]) -> None:
-        """Play one call, of which arm `at` takes about exp(logs[at]); each arm is tried once first."""
+        """Simulate one call, in which arm `at` takes about exp(logs[at]); each arm is first tried once."""
         untried = np.flatnonzero(self.counts == 0)
         arm = int(untried[0]) if untried.size else choose(self)
         self.counts[arm] += 1
@@ -97,11 +97,11 @@ def lowest_draw(arms: Arms) -> int:
 
 
 def play_bandit(choose: Choice, estimates: CostEstimates, shape: Shape, n_calls: int) -> Mixture:
-    """How often each setting that was measured for the shape would have run under a bandit.
+    """Shares of calls in which a bandit would have run each setting measured for the shape.
 
-    Of `n_calls` in the trace MAX_PLAYED_CALLS are played, the others run the last choice.
+    At most MAX_PLAYED_CALLS of the trace's `n_calls` are simulated; the others run the last choice.
     """
-    # What ran by NCCL's own choice is among the candidates, too.
+    # The settings that NCCL itself chose are among the candidates, too.
     known = list(dict.fromkeys([BASELINE, *estimates.candidates(shape)]))
     logs = [math.log(found.cost_us) for one in known if (found := estimates.estimate(shape, one)) is not None]
     if len(logs) < len(known) or len(known) == 1:
@@ -125,7 +125,7 @@ _Place = tuple[CommunicatorClass, Collective]
 
 
 class _OnlyKnown(CostPrior):
-    """NCCL's cost, but only settings with evidence can be asked for."""
+    """NCCL's cost, but only settings with evidence can be requested."""
 
     def __init__(self, facts: Mapping[str, str | int | float | bool], known: Mapping[_Place, set[Candidate]]) -> None:
         super().__init__(facts)
@@ -143,7 +143,7 @@ def play_tuner(
     step_us: float | None,
     facts: Mapping[str, str | int | float | bool],
 ) -> dict[Shape, Mixture]:
-    """How often each setting would have run under our own tuner, fed step by step as its daemon would.
+    """Shares of calls in which our tuner would have run each setting, with steps as a daemon would get them.
 
     Plans come into force at the next step. `step_us` is the length of a step; None: STEP_OVER_COMMUNICATION times its
     communication. `counts` are calls in the whole trace.
@@ -164,7 +164,7 @@ def play_tuner(
         for shape in shapes:
             candidate = asked.get(shape.key, BASELINE)
             found = estimates.estimate(shape, candidate)
-            if found is None:  # its neighbour in the size class has evidence, it has none itself
+            if found is None:  # only its neighbour in the size class has evidence
                 candidate, found = BASELINE, estimates.estimate(shape, BASELINE)
             assert found is not None
             counted = ran[shape]
@@ -197,19 +197,19 @@ def _row(shape: Shape, candidate: Candidate, us: float, epoch: int, step: int) -
 
 
 DOUBT_Z: Final = 1.0
-"""The model's gain must exceed this many of its own standard deviations before its setting is taken."""
+"""The model's setting is used only if its gain exceeds this many of its standard deviations."""
 MIN_GAIN: Final = 0.01
 
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """What policies may look at."""
+    """The data that policies may use."""
 
     estimates: CostEstimates
     knowledge: Knowledge = field(default_factory=Knowledge)
-    """What was learned from other jobs on this fabric."""
+    """Knowledge from other jobs on this fabric."""
     costs: CostPrior | None = None
-    """NCCL's own cost; None when nobody described the fabric."""
+    """NCCL's own cost; None: the fabric is not described."""
     plan: Sequence[PlanRow] | None = None
     """A static table given by the user."""
     counts: Mapping[Shape, int] = field(default_factory=dict)
@@ -220,11 +220,11 @@ class PolicyContext:
     facts: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     """The fabric's description in the trace."""
     fabric: Fabric | None = None
-    """The fabric itself; None when nobody described it."""
+    """The fabric itself; None: it is not described."""
 
     @cached_property
     def tuned(self) -> Mapping[Shape, Mixture]:
-        """The settings that our own tuner would have run; computed once."""
+        """The settings that our tuner would have run; computed once."""
         counts = {shape: count for shape, count in self.counts.items() if fits(self.fabric, shape.communicator)}
         return play_tuner(self.estimates, counts, self.n_steps, self.step_us, self.facts)
 
@@ -236,7 +236,7 @@ def baseline(context: PolicyContext, shape: Shape) -> Candidate:
 
 
 def table(context: PolicyContext, shape: Shape) -> Candidate:
-    """A static table: the plan given, else the setting that earlier runs showed to beat the baseline."""
+    """A static table: the given plan, or else the setting that beat the baseline in earlier runs."""
     if context.plan is None:
         decided = context.knowledge.decided(shape.key)
         return decided[0] if decided is not None and context.estimates.may_run(shape, decided[0]) else BASELINE
@@ -247,7 +247,7 @@ def table(context: PolicyContext, shape: Shape) -> Candidate:
 
 
 def model(context: PolicyContext, shape: Shape) -> Candidate:
-    """The setting predicted cheapest before this job measured anything, if its gain exceeds its doubt."""
+    """The setting with the lowest prediction from before this job, if its gain exceeds its doubt."""
     if context.costs is None or not fits(context.fabric, shape.communicator):
         return BASELINE
     candidates = _offered(context, context.costs, shape)
@@ -261,7 +261,7 @@ def model(context: PolicyContext, shape: Shape) -> Candidate:
 
 
 def _offered(context: PolicyContext, costs: CostPrior, shape: Shape) -> tuple[Candidate, ...]:
-    """What the job may run, the baseline first; of channel counts with the same effect, the least."""
+    """Settings that the job may run, the baseline first; of channel counts with the same effect, the smallest."""
     found: dict[Candidate, Candidate] = {}
     for candidate in costs.candidates(shape.communicator, shape.collective):
         if context.estimates.may_run(shape, candidate):
@@ -270,23 +270,23 @@ def _offered(context: PolicyContext, costs: CostPrior, shape: Shape) -> tuple[Ca
 
 
 def oracle(context: PolicyContext, shape: Shape) -> Candidate:
-    """The best in hindsight of all measured settings and of what `table` and `model` name.
+    """The best setting in hindsight, among all measured ones and those of `table` and `model`.
 
-    A prediction counts by the high end of its interval. With few samples, chance makes the gain look too large.
+    A prediction counts by the upper end of its interval. With few samples, chance makes the gain look too large.
     """
     return min(_judged(context, shape), key=lambda one: one[0], default=(0.0, BASELINE))[1]
 
 
 def has_others(context: PolicyContext, shape: Shape) -> bool:
-    """Whether the oracle knows a cost of any setting but NCCL's own choice."""
+    """Whether the oracle knows a cost of any setting besides NCCL's own choice."""
     judged = _judged(context, shape)
-    # What NCCL chose is known under its own name, too, by the very same calls.
+    # The same calls count for NCCL's own choice and for the setting that it chose.
     own = {cost_us for cost_us, candidate in judged if candidate.is_baseline}
     return any(cost_us not in own for cost_us, _ in judged)
 
 
 def _judged(context: PolicyContext, shape: Shape) -> list[tuple[float, Candidate]]:
-    """(cost, setting) of all that have a cost; of predictions the high end of the interval."""
+    """(cost, setting) of all settings with a cost; a prediction counts by the upper end of its interval."""
     known = [BASELINE, *context.estimates.measured_candidates(shape), table(context, shape), model(context, shape)]
     return [
         (_sure_us(estimate, candidate), candidate)
@@ -301,7 +301,7 @@ def _sure_us(estimate: Estimate, candidate: Candidate) -> float:
 
 
 def nearest(context: PolicyContext, shape: Shape) -> Candidate:
-    """What won at the nearest size that earlier runs measured: a sweep's table, used between its sizes."""
+    """The winner at the nearest size that earlier runs measured, as if a sweep's table covered all sizes."""
     return context.estimates.nearest_winner(shape) or BASELINE
 
 
@@ -316,7 +316,7 @@ def thompson(context: PolicyContext, shape: Shape) -> Mixture:
 
 
 def tuner(context: PolicyContext, shape: Shape) -> Mixture:
-    """Our own tuner, started without knowledge of earlier runs; exploring is part of its cost."""
+    """Our tuner, started without knowledge of earlier runs; exploring is part of its cost."""
     return context.tuned.get(shape, Mixture(((BASELINE, 1.0),)))
 
 

@@ -1,4 +1,4 @@
-"""Replay's result on a terminal."""
+"""Prints replay's result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
     )
     if result.emulated:
         console.print(emulated_note(result.emulated))
-    for note in result.notes:  # ahead of figures that mean little without them
+    for note in result.notes:  # before the figures, which need these notes
         console.print(f"[yellow]{note}[/]")
     _render_shapes(result, console, max_rows)
     table = Table(
@@ -66,7 +66,7 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
 
 
 def oracle_text(facts: OracleFacts | None) -> Iterator[str]:
-    """Why the oracle saves less than one expects of it; nothing where it does not."""
+    """Why the oracle saves less than expected; empty if it does not."""
     if facts is None:
         return
     for one in facts.cheaper:
@@ -191,7 +191,7 @@ def _total_row(total: PolicyTotal) -> tuple[str, ...]:
     refused = "none"
     if total.n_refused:
         refused = f"[red]{total.n_refused:,} calls, {total.refused_share_percent:.1f} % of the time[/]"
-    # For people the change of time, as everywhere: below zero is faster.
+    # The change of time, as in all tables for people: below zero is faster.
     gains = total.gain_percent, total.gain_high_percent, total.gain_low_percent
     change, low, high = (0.0 - gain for gain in gains)
     return (

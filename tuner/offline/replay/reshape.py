@@ -25,14 +25,14 @@ StepProgram = Program[TimelineCall]
 
 GATHERS: Final = (Phase.forward_gather, Phase.backward_gather)
 ALIKE: Final = 0.01
-"""Bucket sizes that differ by less are the same: users round, and ranks pad."""
+"""Bucket sizes that differ by less count as equal: users round, and ranks pad."""
 BACKWARD_OVER_FORWARD: Final = 2.0
 """A backward pass computes twice what the forward pass does."""
 
 
 @dataclass(frozen=True)
 class _Event:
-    """An issue or a wait at a position; `call` is shared by the two."""
+    """An issue or a wait at a position; a collective's two events share `call`."""
 
     position_us: float
     call: TimelineCall
@@ -41,7 +41,7 @@ class _Event:
 
 @dataclass
 class _Step:
-    """A program taken apart."""
+    """A program as a list of events."""
 
     events: list[_Event]
     compute_us: float
@@ -49,7 +49,7 @@ class _Step:
     @classmethod
     def of(cls, program: StepProgram) -> _Step:
         position_us, events = 0.0, []
-        # Equal calls must stay apart: each gets its own object.
+        # Equal calls must stay distinct, so each gets its own object.
         calls = [replace(call) for call in program.calls]
         for kind, at, compute_us in program.ops:
             if kind is OpKind.compute:
@@ -98,7 +98,7 @@ class _Step:
 
 
 def _new_call(origin: TimelineCall, shape: Shape) -> TimelineCall:
-    """A collective that the trace does not have; its `logged_us` is unknown until it is priced."""
+    """A collective that the trace does not have; its `logged_us` is unknown until its cost is estimated."""
     return replace(origin, shape=shape, logged_us=0.0, launch_us=0.0, logged_channels=0)
 
 
@@ -107,9 +107,9 @@ def _gather_of(unit: TimelineCall, phase: Phase) -> TimelineCall:
 
 
 def with_ranks(program: StepProgram, n_ranks: int, n_nodes: int) -> StepProgram:
-    """The step of this model on other ranks: communicators of all ranks change, total bytes stay.
+    """The model's step on another number of ranks: communicators of all ranks change, total bytes stay.
 
-    Durations of changed collectives are unknown until they are priced.
+    Durations of changed collectives are unknown until their costs are estimated.
     """
     world = max(call.shape.n_ranks for call in program.calls)
 
@@ -122,9 +122,9 @@ def with_ranks(program: StepProgram, n_ranks: int, n_nodes: int) -> StepProgram:
 
 
 def with_buckets(program: StepProgram, bucket_bytes: int) -> StepProgram:
-    """Gradients in buckets of `bucket_bytes` (the last may be smaller), each sent once its last byte is there.
+    """The step with gradients in buckets of `bucket_bytes` (the last may be smaller), each sent once it is complete.
 
-    Where the gathers after the step move what the gradients' buckets do, they are those buckets, and change alike.
+    If the gathers after the step move the same bytes as the gradients' buckets, they change in the same way.
 
     Raises:
         UserError: the step has no gradient collectives, or a single one, which does not show when they were ready.
@@ -168,13 +168,13 @@ def _rebucket(step: _Step, phase: Phase, bucket_bytes: int) -> None:
 
 
 def _are_filled_to(sizes: Sequence[int], bucket_bytes: int) -> bool:
-    """Whether such buckets are those of `bucket_bytes`: none is larger, and no two neighbours fit into one."""
+    """Whether the buckets were filled up to `bucket_bytes`: none is larger, and no two neighbours fit into one."""
     most = bucket_bytes * (1 + ALIKE)
     return max(sizes) <= most and all(one + other > most for one, other in pairwise(sizes))
 
 
 def _readiness(buckets: Sequence[_Event]) -> tuple[list[float], list[float]]:
-    """Cumulated gradient bytes, and the positions at which they are there; starts where backward starts."""
+    """Cumulated gradient bytes, and the positions at which they are ready, from the start of backward."""
     sizes = np.array([event.call.shape.message_bytes for event in buckets], np.float64)
     positions = np.maximum.accumulate([event.position_us for event in buckets])
     span_us = positions[-1] - positions[0]
@@ -184,10 +184,10 @@ def _readiness(buckets: Sequence[_Event]) -> tuple[list[float], list[float]]:
 
 
 def stage_of(program: StepProgram) -> int:
-    """The ZeRO stage whose collectives the step issues; 0 is plain data parallelism, 2 stands for 1 too.
+    """The ZeRO stage of the step's collectives; 0 is plain data parallelism, 2 stands for 1 too.
 
     Raises:
-        UserError: it is none.
+        UserError: they are of no stage.
     """
     kinds = {(call.shape.collective, call.shape.phase) for call in program.calls}
     if any(phase in GATHERS for _, phase in kinds):
@@ -202,10 +202,10 @@ def stage_of(program: StepProgram) -> int:
 
 
 def with_stage(program: StepProgram, stage: int) -> StepProgram:
-    """The step of this model under another ZeRO stage (1 and 2 communicate alike, 0 is plain DDP).
+    """The model's step under another ZeRO stage (1 and 2 communicate alike, 0 is plain DDP).
 
     Raises:
-        UserError: the trace's own stage is not recognised, or `stage` is none.
+        UserError: the trace's own stage is not recognised, or `stage` does not exist.
     """
     if stage not in (0, 1, 2, 3):
         raise UserError(f"there is no ZeRO stage {stage}", "use 0 (DDP), 1, 2 or 3")
@@ -229,7 +229,7 @@ def with_stage(program: StepProgram, stage: int) -> StepProgram:
     if wanted == 3:
         _add_unit_gathers(step, units, backward_us, end_us)
     elif wanted == 2:
-        # Where the forward pass begins, every parameter has to be there.
+        # Every parameter must be gathered when the forward pass begins.
         last_wait_us = max((event.position_us for event in step.events if event.is_wait), default=end_us)
         forward_us = gathers[0].position_us if gathers else 0.0
         at_us = forward_us if forward_us > end_us else max(last_wait_us, end_us)
@@ -239,9 +239,9 @@ def with_stage(program: StepProgram, stage: int) -> StepProgram:
 
 
 def _add_unit_gathers(step: _Step, units: Sequence[TimelineCall], backward_us: float, end_us: float) -> None:
-    """Each unit's gather is issued when its predecessor begins to compute and waited for when it begins itself.
+    """Issue each unit's gather when its predecessor begins to compute, and wait for it before the unit computes.
 
-    The unit that ends the forward pass begins the backward pass: it is still there.
+    The last unit of the forward pass is the first of the backward pass, and is still gathered.
     """
     forward_span_us = min((end_us - backward_us) / BACKWARD_OVER_FORWARD, backward_us)
     shares = np.cumsum([0.0, *(float(unit.shape.message_bytes) for unit in units)])
@@ -257,5 +257,5 @@ def _add_unit_gathers(step: _Step, units: Sequence[TimelineCall], backward_us: f
         for at, call in enumerate(calls):
             events.append(_Event(begin_us[at], call, is_wait=True))
             events.extend(_Event(begin_us[at], following, is_wait=False) for following in calls[at + 1 : at + 2])
-        # Ahead of gradients that are ready at the same position.
+        # Before gradients that are ready at the same position.
         step.events = events + step.events

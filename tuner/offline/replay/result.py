@@ -1,6 +1,6 @@
-"""What a replay found out: the document of `zerotune replay --json`.
+"""The result of a replay: the document of `zerotune replay --json`.
 
-`ShapeVerdict` is what was judged of one policy on one shape; `ReplayResult` is the whole run. The other structs are its
+`ShapeVerdict` judges one policy on one shape; `ReplayResult` is the whole result. The other structs are its
 parts.
 """
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class ShapeVerdict(msgspec.Struct, frozen=True):
-    """One policy on one shape; costs are None where there is no evidence."""
+    """One policy on one shape; costs are None if there is no evidence."""
 
     policy: str
     collective: str
@@ -36,7 +36,7 @@ class ShapeVerdict(msgspec.Struct, frozen=True):
 
 
 class PolicyTotal(msgspec.Struct, frozen=True):
-    """One policy over the part of the trace that can be judged; intervals are 95 %."""
+    """One policy over the judged part of the trace; intervals are 95 %."""
 
     policy: str
     cost_us: float
@@ -50,12 +50,12 @@ class PolicyTotal(msgspec.Struct, frozen=True):
     n_judged: int
     n_refused: int
     refused_share_percent: float
-    """Share without evidence: of the logged communication time, or of the bytes where the trace has no times."""
+    """Share without evidence, of the logged communication time, or of the bytes if the trace has no times."""
     n_by_evidence: dict[str, int]
 
 
 class StepFacts(msgspec.Struct, frozen=True):
-    """The logged steps (medians of those that the program was made of), and how they were understood."""
+    """The logged steps (medians of those behind the program), and how they were modelled."""
 
     n_steps: int
     step_us: float
@@ -69,7 +69,7 @@ class StepFacts(msgspec.Struct, frozen=True):
     noise_percent: float = 0.0
     """Standard error of `step_us`."""
     waits: dict[str, str] = {}
-    """Kind of collective -> when it is taken to be waited for."""
+    """Kind of collective -> when the rank is assumed to wait for it."""
 
     @property
     def exposed_share(self) -> float:
@@ -87,7 +87,7 @@ class StepEstimate(msgspec.Struct, frozen=True):
     exposed_us: float
     communication_us: float
     change_percent: float
-    """Change of step time against the baseline policy, not against the log, in which other settings may have run."""
+    """Change of step time against the baseline policy; the log may have had other settings."""
     change_low_percent: float
     change_high_percent: float
 
@@ -100,46 +100,46 @@ class StepRefusal(msgspec.Struct, frozen=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True):
-    """The changed step: its length under each policy, and what was assumed."""
+    """The changed step: its length under each policy, and the assumptions."""
 
     change: str
     logged_step_us: float
-    """Step time by the same kind of program for the job as it was logged."""
+    """Step time of the logged job by the same kind of program."""
     n_collectives: int
     """In one step."""
     communication_bytes: int
     compute_us: float
     totals: tuple[PolicyTotal, ...]
-    """Of one step's communication."""
+    """Totals of one step's communication."""
     step_estimates: tuple[StepEstimate, ...]
     step_refusals: tuple[StepRefusal, ...]
     assumptions: tuple[str, ...]
 
 
 class CheaperPolicy(msgspec.Struct, frozen=True):
-    """A policy whose cost is below the oracle's, over the collectives on which both can be judged."""
+    """A policy whose cost is below the oracle's, over the collectives for which both have costs."""
 
     policy: str
     below_percent: float
     n_collectives: int
-    """Collectives for which it names a setting with a lower cost."""
+    """Collectives for which the policy's setting has a lower cost."""
     n_by_evidence: dict[str, int]
-    """Of these, by what their costs rest on."""
+    """Numbers of these collectives by the evidence of their costs."""
 
 
 class OracleFacts(msgspec.Struct, frozen=True):
-    """What keeps the oracle from being the lowest possible cost."""
+    """Cases in which the oracle is not the lowest possible cost."""
 
     n_collectives: int
     n_alone: int
-    """Collectives for which only NCCL's own choice has a cost: the oracle can only keep it."""
+    """Collectives for which only NCCL's own choice has a cost, so the oracle keeps it."""
     n_refused: int
     """Collectives without any cost."""
     cheaper: tuple[CheaperPolicy, ...] = ()
 
 
 class ReplayResult(msgspec.Struct, frozen=True):
-    """What `zerotune replay` found out."""
+    """The result of `zerotune replay`."""
 
     trace: str
     job_id: str
@@ -155,9 +155,9 @@ class ReplayResult(msgspec.Struct, frozen=True):
     dropped_percent: float
     """Their share of all records."""
     n_left_out: int
-    """Collectives (of other tools' traces: records of them) that ran and were not judged."""
+    """Collectives (in other tools' traces: records) that ran and were not judged."""
     left_out_percent: float
-    """Their share of all that ran."""
+    """Share of `n_left_out` in all that ran."""
     logged_us: float
     """Sum of the durations in the trace."""
     totals: tuple[PolicyTotal, ...]
@@ -167,7 +167,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
     step_refusals: tuple[StepRefusal, ...] = ()
     what_if: WhatIf | None = None
     oracle: OracleFacts | None = None
-    """Where the oracle is not the least that is possible; None where it was not asked for."""
+    """Cases in which the oracle is not the lowest possible cost; None: it was not requested."""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:

@@ -1,11 +1,11 @@
-"""From a trace to the step's program: what computes between the collectives, and what waits for what.
+"""Infers the step's program from a trace: computation between the collectives, and waits for them.
 
 A trace has each collective's start and duration, and each step's length and exposed communication. It does
-not say where a rank waited. For each kind of collective a few *rules* of waiting are tried, those by which
-frameworks work; the rule is kept under which the program, run with the durations of the logged steps, best
-gives the logged starts and step times. Computation comes from the gaps: where a stream was idle, the collective
-started when computation had reached its issue. Of computation hidden behind communication only the sum is
-known (step time less exposed less idle gaps); it is divided by the bytes of the collectives concerned.
+not say where a rank waited. For each kind of collective, a few *rules* of waiting that frameworks use are tried. The
+chosen rule is that whose program, run with the logged durations, best reproduces the logged starts and step times.
+Computation comes from gaps: if a stream was idle, the collective started when computation reached its issue. Of
+computation hidden behind communication, only the sum is known (step time less exposed communication less idle gaps);
+it is divided by the bytes of the collectives concerned.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .table import CollectiveTable
 from .usual_steps import Gaps, Kind, Time, TimelineCall, UsualSteps, usual_steps
 
 QUEUED_US: Final = 2.0
-"""Between a predecessor's end and a start this soon after it lies no computation: the call was queued."""
+"""A call that starts this soon after its predecessor's end was queued: no computation lies between."""
 MAX_CLOCK_ERROR: Final = 0.1
 MIN_BETTER: Final = 0.1
 MIN_BETTER_SHARE: Final = 0.002
-"""By how much an unusual rule must fit better, as a share of the misfit and of the step: less is noise."""
+"""An unusual rule must fit better by this share of the misfit and of the step; less is noise."""
 LIKE_SPREAD: Final = 2.0
-"""Spreads over a few steps whose ratio is below this are taken as equal."""
+"""Spreads over a few steps count as equal if their ratio is below this."""
 
 
 class Rule(Enum):
@@ -44,15 +44,15 @@ class Rule(Enum):
 
 @dataclass(frozen=True)
 class StepModel:
-    """The program of the trace's usual step, and how well it gives the logged steps."""
+    """The program of the trace's usual step, and how well it reproduces the logged steps."""
 
     program: Program[TimelineCall]
     rules: Mapping[Kind, Rule]
     n_steps: int
-    """Logged steps that are like it."""
+    """Number of logged steps like the program."""
     n_other_steps: int
     logged_step_us: float
-    """Median of the steps that the program was made of: earlier ones may have run under other settings."""
+    """Median of the steps behind the program; earlier steps may have run under other settings."""
     logged_exposed_us: float
     error_percent: float
     """Median distance of the program's step time from the logged ones, in percent, with the logged durations."""
@@ -63,7 +63,7 @@ class StepModel:
 def infer(table: CollectiveTable, slowdown: Slowdown | None = None) -> StepModel | str:
     """The step's program, or the reason why none follows from the trace.
 
-    `slowdown` says what collectives' channels cost the computation beside them, where that is known.
+    `slowdown` is the effect of collectives' channels on concurrent computation, if that is known.
     """
     steps = usual_steps(table)
     if isinstance(steps, str):
@@ -118,7 +118,7 @@ _BACKWARD: Final = frozenset({
     (Collective.reduce_scatter, Phase.gradient_scatter),
     (Collective.all_reduce, Phase.gradient_scatter),
 })  # fmt: skip
-"""Kinds that alternate in the backward pass: a row of one goes on among the others."""
+"""Kinds that alternate in the backward pass: a sequence of one continues among the others."""
 
 
 def _waited_before(kinds: Sequence[Kind], rules: Mapping[Kind, Rule]) -> dict[int, list[int]]:
@@ -128,7 +128,7 @@ def _waited_before(kinds: Sequence[Kind], rules: Mapping[Kind, Rule]) -> dict[in
     for kind, rule in rules.items():
         n_later = n_later_of.get(rule)
         of_row = _BACKWARD if kind in _BACKWARD else {kind}
-        later: list[int] = []  # of its kind, the next one last
+        later: list[int] = []  # calls of its kind; the next one is last
         row_ends = len(kinds)
         for at in range(len(kinds) - 1, -1, -1):
             if kinds[at] not in of_row:
@@ -146,7 +146,7 @@ def _waited_before(kinds: Sequence[Kind], rules: Mapping[Kind, Rule]) -> dict[in
 
 @dataclass
 class _Segment:
-    """Computation between two issues: `before_us` ahead of the waits, `after_us` behind them."""
+    """Computation between two issues: `before_us` before the waits, `after_us` after them."""
 
     waits: list[int]
     weight: float
@@ -155,13 +155,13 @@ class _Segment:
     most_hidden_us: float = 0.0
     """Most computation that communication may have hidden."""
     stalled_us: float = 0.0
-    """By how much less was computed if the gap is a stall, where that is equally likely; 0: it is not."""
+    """Reduction of computation if the gap is a stall, if that is equally likely; 0: it is not."""
     stall_doubt: float = 0.0
-    """How much worse a stall fits than computation."""
+    """By how much a stall fits worse than computation."""
 
 
 def _fitted(steps: UsualSteps, rules: Mapping[Kind, Rule]) -> Program[TimelineCall]:
-    """The program under `rules`, with the computation that the trace shows."""
+    """The program under `rules`, with the trace's computation."""
     waits = _waited_before(steps.kinds, rules)
     idle_us, launch_us = steps.idle_and_launch_us
     is_idle = (idle_us > QUEUED_US).tolist()
@@ -169,7 +169,7 @@ def _fitted(steps: UsualSteps, rules: Mapping[Kind, Rule]) -> Program[TimelineCa
     while True:
         segments = [_Segment(waits.get(at, []), float(call.shape.message_bytes)) for at, call in enumerate(steps.calls)]
         _measure(steps.gaps, segments, is_idle, stalled)
-        # More computation than the step records leave room for: a gap that may be read as a stall was one.
+        # Computation exceeds the step records, so a gap that may be a stall was one.
         surplus_us = sum(segment.before_us + segment.after_us for segment in segments) - steps.compute_us
         doubtful = {
             at: segment.stall_doubt for at, segment in enumerate(segments) if 0 < segment.stalled_us <= surplus_us
@@ -196,12 +196,12 @@ def _fitted(steps: UsualSteps, rules: Mapping[Kind, Rule]) -> Program[TimelineCa
 def _measure(
     gaps: Gaps, segments: Sequence[_Segment], is_idle: Sequence[bool], known_stalled: Collection[int] = ()
 ) -> None:
-    """Fill in the computation that gaps show, and bounds of what they hide.
+    """Fill in the computation from gaps, and bounds of hidden computation.
 
-    A gap after a wait is what was computed after a stall, or all that was computed since the last known time: of the
-    two, what varies less from step to step. Where they hardly differ, the segment says so; `known_stalled` decides.
-    Where a collective found its stream idle, its start is the time of its issue. Queued ones were issued at some
-    time before: what lies between two known times is shared by the segments between them.
+    A gap after a wait is the computation after a stall, or all computation since the last known time. The one that
+    varies less from step to step is chosen. If they hardly differ, the segment says so, and `known_stalled` decides.
+    If a collective's stream was idle, its start is the time of its issue. Queued collectives were issued at some
+    earlier time: segments between two known times share the computation between them.
     """
     known: Time = ("start", 0)
     unknown: list[int] = []
@@ -255,7 +255,7 @@ def _hold(segment: _Segment, compute_us: float) -> None:
 
 
 def _share_out(segments: Sequence[_Segment], compute_us: float) -> None:
-    """Give the computation that no gap shows to the segments that can hold it, by weight."""
+    """Distribute the computation that no gap shows to segments that have room for it, by weight."""
     hidden_us = compute_us - sum(segment.before_us + segment.after_us for segment in segments)
     open_ones = [segment for segment in segments if segment.most_hidden_us > 0]
     while hidden_us > 1e-6 and open_ones:

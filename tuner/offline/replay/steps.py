@@ -1,8 +1,8 @@
-"""From communication time to step time: what a policy's gain is worth when computation hides part of it.
+"""Converts communication time to step time, as computation hides part of a policy's gain.
 
 The step's program (schedule.py) is run with each policy's costs in place of the logged
-durations: compute gaps and waits stay, streams queue as before. Where no program follows from a trace, the
-answer is first order: the exposed share of communication is taken to stay what it was.
+durations: compute gaps and waits stay, streams queue as before. If a trace gives no program, the
+answer is first order: the exposed share of communication is assumed to stay.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ MAX_MODEL_ERROR_PERCENT: Final = 5.0
 LEAST_MODEL_ERROR_PERCENT: Final = 0.2
 OVERLAP_DOUBT: Final = 0.12
 """Doubt (95 %) about a step whose hidden communication changes, as a share of that change: a log does not show how much
-more computation could hide. Measured by predicting programs from logs of half or twice their communication; 0 where
-nothing is hidden.
+more computation could hide. It was measured by predicting programs from logs with half or twice their communication.
+It is 0 if nothing is hidden.
 """
 OVERLAP: Final = "overlap"
 FIRST_ORDER: Final = "first order"
 
 
 class LoggedSteps(NamedTuple):
-    """The trace's steps: what is said of them, and what they were computed from."""
+    """The trace's steps: facts about them, and the data behind those."""
 
     facts: StepFacts
     model: StepModel | None
     """The step's program; None: only the exposed share is known."""
     channels: Mapping[Shape, int]
-    """On how many channels NCCL's own choice ran, by shape of the program."""
+    """Channels of NCCL's own choice, by shape of the program."""
     fabric_id: str
 
 
@@ -108,9 +108,9 @@ def step_estimates(
 
     Args:
         steps: the logged steps, or those of a changed job; None: there are none.
-        judged: what each policy costs.
+        judged: each policy's cost.
         logged_us: communication of the whole trace.
-        seen: the logged steps, where `steps` are those of a changed job.
+        seen: the logged steps, if `steps` are those of a changed job.
 
     Returns:
         Estimates, and the policies without one.
@@ -151,7 +151,7 @@ def usual_durations(program: Program[TimelineCall]) -> dict[Shape, float]:
 def correction(program: Program[TimelineCall], facts: StepFacts) -> Callable[[StepTime], StepTime]:
     """Corrects step times by the factors by which the program misses the steps that it was made of.
 
-    Step time has one factor, the computation in it another; exposed communication is the difference of the two.
+    Step time has one factor and its computation another; exposed communication is the difference of the two.
     """
     own = steady_step(program)
     factor = facts.step_us / own.step_us
@@ -167,7 +167,7 @@ def correction(program: Program[TimelineCall], facts: StepFacts) -> Callable[[St
 
 
 def _overlap_doubt_us(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Between two steps of (communication, exposed)."""
+    """Doubt (us) about the difference between two steps of (communication, exposed)."""
     hidden_us = max(communication_us - exposed_us for communication_us, exposed_us in (one, other))
     return OVERLAP_DOUBT * max(min(abs(one[0] - other[0]), hidden_us), 0.0)
 
@@ -180,7 +180,7 @@ def _by_program(steps: LoggedSteps, program: Program[TimelineCall], policy: Judg
     channels = [judged[call.shape].n_channels or default for call, default in zip(calls, default_channels, strict=True)]
 
     def durations(of_baseline: bool = False, all_by: float = 1.0, changed_by: float = 1.0) -> list[float]:
-        """Each collective's cost; where in the step it takes longer than others of its shape, it still does."""
+        """Each collective's cost; places of the step at which its shape takes longer keep their ratio."""
         found = []
         for call, is_changed in zip(calls, differs, strict=True):
             one = judged[call.shape]
@@ -197,7 +197,7 @@ def _by_program(steps: LoggedSteps, program: Program[TimelineCall], policy: Judg
     baseline = corrected(steady_step(program, durations(of_baseline=True), default_channels))
     found, communication_us = step(), sum(durations())
     low_by, high_by = (end_us / total.cost_us if total.cost_us > 0 else 1.0 for end_us in (total.low_us, total.high_us))
-    # The change's interval moves those collectives alone whose setting is not the baseline's.
+    # The change's interval applies only to collectives whose setting is not the baseline's.
     changed_us = sum((one.cost_us or 0.0) * one.n_collectives for one in judged.values() if one.setting != "baseline")
     ends_percent = total.gain_high_percent, total.gain_low_percent
     doubts_us = [total.baseline_us * (total.gain_percent - end_percent) / 100 for end_percent in ends_percent]
@@ -229,7 +229,7 @@ def _by_program(steps: LoggedSteps, program: Program[TimelineCall], policy: Judg
 
 
 def _first_order(facts: StepFacts, total: PolicyTotal, logged_us: float) -> StepEstimate:
-    """The bounds need no assumption: all of the change hidden behind computation, or all of it exposed."""
+    """A first-order estimate; its bounds are the change fully hidden, and fully exposed."""
 
     def step_us(cost_us: float, share: float) -> float:
         change_us = (cost_us / logged_us - 1) * facts.communication_us

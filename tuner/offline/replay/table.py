@@ -1,4 +1,4 @@
-"""A trace as replay sees it: one row per collective of the job, joined over its ranks."""
+"""A trace as a table: one row per collective of the job, joined over its ranks."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from ...traces.records import FLAG_DEFAULT, FLAG_FORCED
 Array = NDArray[Any]
 
 UNKNOWN: Final = 255
-"""`algorithm`, `protocol` or `n_channels` that the trace does not say."""
+"""An `algorithm`, `protocol` or `n_channels` that the trace does not have."""
 _UNKNOWN_STEP = 0xFFFFFFFF
-"""Also of a rank."""
+"""Also an unknown rank."""
 MAX_LOST: Final = 0.01
-"""Share of a foreign trace's records that may be joined with calls of another size, and so be lost."""
+"""Share of a foreign trace's records that may be lost by joins with calls of another size."""
 _ONE_SIZE: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast)
 """Collectives whose bytes are the same on all ranks."""
 
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """What a policy decides on, at the exact size: collectives of one shape are interchangeable."""
+    """The collectives that a policy decides on together; they have one exact size."""
 
     n_ranks: int
     n_nodes: int
@@ -53,7 +53,7 @@ class Shape:
 
     @property
     def key(self) -> DecisionKey:
-        """The decision key that this shape falls under."""
+        """The decision key of this shape."""
         return DecisionKey(self.communicator, self.collective, self.phase, size_class(self.message_bytes))
 
 
@@ -62,13 +62,13 @@ class CollectiveTable:
     """A job's collectives and steps."""
 
     rows: Array
-    """The plugin's records [n] (OBSERVATION_FIELDS), one per collective; n_nodes 0 = the trace does not say."""
+    """The plugin's records [n] (OBSERVATION_FIELDS), one per collective; n_nodes 0 = unknown."""
     duration_us: Array
     """float32 [n], NaN = not timed."""
     is_default: Array
-    """bool [n]: NCCL chose the setting by itself."""
+    """bool [n]: NCCL chose the setting."""
     steps: Array
-    """Rank 0's steps [m] of zerotune.store.trace_format.STEP_FIELDS; empty when the trace has none."""
+    """Rank 0's steps [m] of zerotune.store.trace_format.STEP_FIELDS; empty if the trace has none."""
     job_id: str = ""
     fabric_id: str = ""
     fabric: dict[str, str | int | float | bool] = field(default_factory=dict)
@@ -78,36 +78,36 @@ class CollectiveTable:
     n_logged: int = 0
     """Records in the files of our own trace."""
     is_emulated: bool = False
-    """True when the times are the emulated NCCL's virtual ones."""
+    """True if the times are the emulated NCCL's virtual ones."""
     n_records: int = 0
     """Records of a foreign trace that are in `rows`, single or joined."""
     left_out: dict[LeftOut, int] = field(default_factory=dict)
     """Records of a foreign trace that are not in `rows`, by reason."""
     n_partial: int = 0
-    """Collectives of our own trace that are not in `rows`, since some ranks lack them."""
+    """Collectives of our own trace that are not in `rows`, since some ranks did not record them."""
     is_silent_on_choices: bool = False
-    """True when a foreign trace does not say who chose what ran: it counts as NCCL's own choice."""
+    """True if a foreign trace does not say who chose its settings, which then count as NCCL's own choice."""
     notes: tuple[str, ...] = ()
     """Other notes of the reader."""
     own_comms: Array | None = None
-    """Communicators of the rank that `steps` are of; None where the trace does not say whose they are."""
+    """Communicators of the rank that recorded `steps`; None if the trace does not name that rank."""
     described: Fabric | None = None
-    """The fabric that the user named; None: the one that `fabric` names, if any."""
+    """The fabric that the user named; None: the one in `fabric`, if any."""
 
     @cached_property
     def machine(self) -> Fabric | None:
-        """The described fabric; None: nobody described it."""
+        """The described fabric; None: it is not described."""
         name = self.fabric.get("emulated")
         return self.described or (fabrics.load(name) if isinstance(name, str) and name else None)
 
     @property
     def n_left_out(self) -> int:
-        """Collectives (of a foreign trace: records of them) that ran and are not in `rows`."""
+        """Collectives (in a foreign trace: records) that ran and are not in `rows`."""
         return self.n_partial + sum(n for reason, n in self.left_out.items() if reason not in NOT_COLLECTIVES)
 
     @property
     def left_out_percent(self) -> float:
-        """Their share of all that ran."""
+        """Share of `n_left_out` in all that ran."""
         return 100 * self.n_left_out / max(1, self.n_left_out + (self.n_records or len(self.rows)))
 
     @cached_property
@@ -134,7 +134,7 @@ class CollectiveTable:
 def numbered(values: Array) -> tuple[Array, Array]:
     """The distinct values in order, and for each value its place among them, int64.
 
-    np.unique's own inverse sorts all values; looking a few distinct ones up takes half the time.
+    np.unique's own inverse sorts all values; looking up a few distinct ones takes half the time.
     """
     values = np.ascontiguousarray(values)
     distinct = np.unique(values)
@@ -142,7 +142,7 @@ def numbered(values: Array) -> tuple[Array, Array]:
 
 
 def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
-    """Join one job's ranks: a collective's duration is the shortest of its ranks', that of the last to arrive.
+    """Join one job's ranks: a collective's duration is that of the last rank to arrive, the shortest.
 
     Raises:
         TraceError: the traces are of different jobs.
@@ -175,7 +175,7 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
 
 
 def _notes_of(traces: Sequence[OwnTrace], n_ranks: int, n_partial: int) -> Iterator[str]:
-    """What the files of one job lack."""
+    """Notes on what one job's files lack."""
     cut = [trace.path.name for trace in traces if not trace.ended]
     if cut:
         more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
@@ -194,9 +194,9 @@ def _notes_of(traces: Sequence[OwnTrace], n_ranks: int, n_partial: int) -> Itera
 
 
 def _told_by_all(comm_id: Array, n_reports: Array) -> Array:
-    """Which collectives have records of as many ranks as any on their communicator, shape (n,).
+    """Whether each collective has records of as many ranks as any on its communicator, shape (n,).
 
-    Where a rank's record is missing, the duration may include waiting for that rank.
+    If a rank's record is missing, the duration may include waiting for that rank.
     """
     comms, comm = np.unique(comm_id, return_inverse=True)
     most = np.zeros(len(comms), np.int64)
@@ -205,12 +205,12 @@ def _told_by_all(comm_id: Array, n_reports: Array) -> Array:
 
 
 def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable:
-    """A foreign trace; what it does not say stays unknown. `fabric` says how many nodes its ranks span.
+    """A foreign trace's table; missing fields stay unknown. `fabric` gives the number of nodes of its ranks.
 
-    Rows of measurements are calls of their own: nothing is joined there.
+    Each row of measurements is a separate call: they are not joined.
 
     Raises:
-        TraceError: what ranks recorded does not belong together, or several settings would count as NCCL's own choice.
+        TraceError: the ranks' records do not fit together, or several settings would count as NCCL's own choice.
     """
     blocks, files = [], []
     for block in trace.blocks():
@@ -251,9 +251,9 @@ def _usable(records: Array) -> Array:
 
 
 def _completed(records: Array) -> Array:
-    """One record per collective: the plugin logs a decision, and again, numbered by NCCL, the timed collective.
+    """One record per collective: the plugin logs a decision, and then the timed collective with NCCL's number.
 
-    Decisions stand for collectives only in a trace without times.
+    Decisions count as collectives only in a trace without times.
     """
     is_timed = records["flags"] & FLAG_TIMED != 0
     return records[is_timed] if is_timed.any() and not is_timed.all() else records
@@ -276,9 +276,9 @@ def _table(rows: Array, **facts: Any) -> CollectiveTable:
 
 
 def _refuse_several_choices(rows: Array, file: Array, paths: Sequence[Path]) -> None:
-    """Refuse measurements of which nobody says what ran, where several runs may be of several settings.
+    """Refuse measurements of unknown settings if several runs may have had several settings.
 
-    One of them counts as NCCL's own choice; at one size NCCL chooses one algorithm and protocol.
+    Unknown settings count as NCCL's own choice, and NCCL chooses one algorithm and protocol at a size.
     """
     is_silent = rows["flags"] & (FLAG_DEFAULT | FLAG_FORCED) == 0
     rows, file = rows[is_silent], file[is_silent]
@@ -306,7 +306,7 @@ def _refuse_several_choices(rows: Array, file: Array, paths: Sequence[Path]) -> 
 def _joined_alike(rows: Array) -> Array:
     """One row per collective of a foreign trace.
 
-    A format may give several calls of one rank the same number: then they are joined with the others' in their order.
+    If a format gives several calls of one rank the same number, they are joined with others' in their order.
     """
     order, is_first = _ordered(rows, ("rank", "sequence", "collective", "comm_id"))
     is_first |= rows["rank"][order] == _UNKNOWN_STEP
@@ -333,7 +333,7 @@ def _joined_alike(rows: Array) -> Array:
 
 
 def _ordered(rows: Array, names: tuple[str, ...]) -> tuple[Array, Array]:
-    """An order by the columns, the last of them first; and there, which rows differ from the one before."""
+    """An order by the columns, the last column first; and which rows of it differ from the row before."""
     order = np.lexsort([rows[name] for name in names])
     return order, _begins(rows[order], names)
 
@@ -349,7 +349,7 @@ def _begins(ordered: Array, names: tuple[str, ...]) -> Array:
 def _join(rows: Array) -> tuple[Array, Array]:
     """One row per (comm_id, collective, sequence), and the number of records that it was joined from, shape (m,).
 
-    Its duration is the shortest known one, its start the beginning of that duration.
+    A row's duration is the shortest known one, and its start is the beginning of that duration.
     """
     ordered = rows[np.lexsort((rows["rank"], rows["sequence"], rows["collective"], rows["comm_id"]))]
     is_first = _begins(ordered, ("sequence", "collective", "comm_id"))
@@ -360,7 +360,7 @@ def _join(rows: Array) -> tuple[Array, Array]:
         is_timed = np.isfinite(least_us)
         joined["duration_us"] = np.where(is_timed, least_us, -1.0)
         joined["flags"] = joined["flags"] & (255 - FLAG_TIMED) | is_timed * np.uint8(FLAG_TIMED)
-        # On one rank's clock, for clocks of other nodes differ: its own end, less what the last arrival saw.
+        # One rank's clock is used, as clocks of nodes differ: its end less the last arrival's duration.
         own_us = _known_durations(joined_own := ordered[starts])
         waited_us = np.nan_to_num(own_us - least_us)
         joined["start_ns"] = joined_own["start_ns"] + np.maximum(waited_us * 1e3, 0).astype(np.int64)
@@ -389,11 +389,11 @@ def read_table(
 
     Args:
         path: a trace file, or a folder with one file per rank.
-        fabric: name or path of a fabric file, where the trace does not describe its machine.
-        format_name: read it as this format; None: found out.
-        collective: what was run, where the trace does not say it.
-        job_id: whose files are read, in a folder with several jobs.
-        likely_job_id: job to take among several where `job_id` is None.
+        fabric: name or path of a fabric file, if the trace does not describe its machine.
+        format_name: read it as this format; None: detect the format.
+        collective: the collective that ran, if the trace does not name it.
+        job_id: the job to read, in a folder with several jobs.
+        likely_job_id: job to take among several if `job_id` is None.
 
     Returns:
         What was read, and one row per collective.
@@ -425,16 +425,16 @@ def read_table(
 
 
 def _is_named_as_ours(path: Path) -> bool:
-    """Whether all of it has our traces' suffix, also where it is cut before it shows that it is ours."""
+    """Whether all files have our traces' suffix; truncated ones may lack our format's beginning."""
     try:
         files = [file for file in path.iterdir() if not file.name.startswith(".")] if path.is_dir() else [path]
         return bool(files) and all(file.suffix == TRACE_SUFFIX and file.is_file() for file in files)
     except OSError:
-        return False  # whoever reads it says why not
+        return False  # reading it will raise the reason
 
 
 def _own(start: OneStart) -> CollectiveTable:
-    """The table of our own traces, one file a rank; damaged files get a note while the others are used."""
+    """The table of our own traces, one file per rank; damaged files get a note if others can be used."""
     traces, damaged = [], list(start.damaged)
     for file in start.files:
         try:

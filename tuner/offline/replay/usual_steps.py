@@ -1,4 +1,4 @@
-"""The latest run of like steps in a trace, and what lies between the times of each."""
+"""The latest sequence of like steps in a trace, and the gaps between the times of each."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Kind = tuple[Collective, Phase]
 
 MIN_STEPS: Final = 5
 MAX_STEP_CALLS: Final = 3000
-"""Longer steps are not modelled: no framework issues that many collectives in one."""
+"""Steps with more collectives are not modelled: no framework issues that many."""
 MAX_SIMULATED_CALLS: Final = 1500
-"""Logged steps used for choosing rules, times the collectives of one."""
+"""Number of logged steps used for choosing rules, times the collectives of a step."""
 _WINDOW_STEPS: Final = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineCall(StreamCall):
-    """One collective of the step; what it takes is the median of what the trace shows at this place of the step."""
+    """One collective of the step; its duration is the trace's median at this place of the step."""
 
     shape: Shape
 
@@ -72,7 +72,7 @@ class UsualSteps:
 
     @cached_property
     def gaps(self) -> Gaps:
-        """What lies between the times of each step."""
+        """The gaps between the times of each step."""
         return Gaps(self)
 
 
@@ -82,7 +82,7 @@ of these have ended; ("computed", us, *waits), so long after that; ("sooner", ti
 
 
 class Gaps:
-    """Medians and spreads of what lies between two times, over the steps; what many rules ask for is computed once."""
+    """Medians and spreads over the steps of gaps between two times; results are cached, as rules share them."""
 
     def __init__(self, steps: UsualSteps) -> None:
         self._steps = steps
@@ -91,14 +91,14 @@ class Gaps:
         self._spreads_us: dict[tuple[Time, Time], float] = {}
 
     def median_us(self, early: Time, late: Time) -> float:
-        """Median of what lies between."""
+        """Median of the gap."""
         known = self._medians_us.get((early, late))
         if known is None:
             known = self._medians_us[early, late] = _median(self._times(late) - self._times(early))
         return known
 
     def spread_us(self, early: Time, late: Time) -> float:
-        """Median absolute deviation."""
+        """Median absolute deviation of the gap."""
         known = self._spreads_us.get((early, late))
         if known is None:
             apart_us = self._times(late) - self._times(early)
@@ -124,7 +124,7 @@ class Gaps:
 
 
 def usual_steps(table: CollectiveTable) -> UsualSteps | str:
-    """The latest run of consecutive steps that issue the collectives of the most frequent kind of step."""
+    """The latest consecutive steps that issue the collectives of the most frequent kind of step."""
     steps = table.steps
     known = steps[np.isfinite(steps["exposed_us"]) & (steps["duration_us"] > 0)] if len(steps) else steps
     if not len(known):
@@ -198,7 +198,7 @@ def usual_steps(table: CollectiveTable) -> UsualSteps | str:
 def _of_own_rank(table: CollectiveTable) -> tuple[NDArray[np.void], NDArray[np.float32]]:
     """The calls, and their durations, of the rank whose steps the table has.
 
-    Calls of communicators without that rank are left out: it does not wait for them.
+    Calls of communicators without that rank are left out, as it does not wait for them.
     """
     if table.own_comms is None:
         return table.rows, table.duration_us
@@ -207,7 +207,7 @@ def _of_own_rank(table: CollectiveTable) -> tuple[NDArray[np.void], NDArray[np.f
 
 
 def latest_in_a_row(numbers: Sequence[int], n_wanted: int) -> list[int]:
-    """The last `n_wanted` consecutive numbers; where no stretch is that long, the last of the longest stretches."""
+    """The last `n_wanted` consecutive numbers; if no sequence is that long, the last of the longest ones."""
     ordered = np.unique(np.asarray(numbers, np.int64))
     stretches = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1)
     enough = min(n_wanted, max(map(len, stretches)))
@@ -216,7 +216,7 @@ def latest_in_a_row(numbers: Sequence[int], n_wanted: int) -> list[int]:
 
 
 def _median(values: Floats) -> float:
-    """Median of the values that are not NaN; NaN if all are. np.nanmedian takes many times as long on few values."""
+    """Median of the values that are not NaN; NaN if all are. np.nanmedian is much slower on few values."""
     known = np.sort(values[~np.isnan(values)], axis=None)
     middle = len(known) // 2
     return float(known[middle] + known[~middle]) / 2 if len(known) else math.nan

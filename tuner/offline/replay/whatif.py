@@ -1,8 +1,8 @@
-"""What if the job had more ranks, another fabric, other buckets, another ZeRO stage?
+"""Predicts the job's step with other ranks, another fabric, other buckets, or another ZeRO stage.
 
-The trace's step is reshaped (reshape.py) and every collective priced anew: by measurements of the
-fabric asked about where the store has some, else by NCCL's cost model with the learned correction, scaled by
-that model's error on the same collective in the trace. Predictions carry their own doubt.
+The trace's step is reshaped (reshape.py), and every collective's cost is estimated again: by the store's measurements
+of the new fabric, or else by NCCL's cost model with the learned correction. That model is scaled by its error on the
+same collective in the trace. Predictions have their own doubt.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ MIN_BUCKET_BYTES: Final = 1024
 CALIBRATING_LOG_BYTES: Final = math.log(16)
 LEAST_CALIBRATED_ERROR: Final = 0.15
 CALIBRATED_ERROR_PER_OCTAVE: Final = 0.2
-"""Standard error that the scaled model's logarithm gets per doubling away from a measured size, where NCCL's choice may
-become a bad one. Over the shipped fabrics the spread is 0.15 per octave, with long tails.
+"""Standard error of the scaled model's logarithm per doubling away from a measured size, as NCCL's choice may become a
+bad one there. Over the shipped fabrics the spread is 0.15 per octave, with long tails.
 """
 STAGE_DOUBT: Final = 0.3
 """Doubt (95 %) as a share of step time: a trace does not show how many collectives another stage would need."""
@@ -46,7 +46,7 @@ STAGE_DOUBT: Final = 0.3
 
 @dataclass(frozen=True)
 class JobChange:
-    """The properties asked about; None leaves one as it was logged."""
+    """Properties of the changed job; None: as logged."""
 
     n_ranks: int | None = None
     fabric: Fabric | None = None
@@ -80,21 +80,21 @@ def what_if(
 ) -> WhatIf:
     """Judge policies on the step of a changed job.
 
-    A change to what the job is already leaves program, durations and evidence as they are.
+    A change to the job's present properties keeps program, durations and evidence.
 
     Args:
-        change: what is asked.
-        logged: the job's steps as the trace shows them.
-        policies: by name.
-        context: what policies may look at for the logged job.
-        evidence: what the store knows of the fabric asked about.
+        change: the changed job's properties.
+        logged: the trace's steps.
+        policies: policies by name.
+        context: data of the logged job that policies may use.
+        evidence: evidence on the changed job's fabric.
 
     Returns:
-        The changed step under each policy, and what was assumed.
+        The changed step under each policy, and the assumptions.
 
     Raises:
-        UserError: the step cannot be changed so.
-        FabricError: the ranks do not fit, or nobody described the fabric.
+        UserError: the step cannot be changed in this way.
+        FabricError: the ranks do not fit, or the fabric is not described.
     """
     assert logged.model is not None
     elsewhere = change.fabric is not None and change.fabric.fabric_id != logged.fabric_id
@@ -166,17 +166,17 @@ def _n_nodes(program: StepProgram, fabric: Fabric) -> int:
 
 
 class _Scale(NamedTuple):
-    """How much longer collectives take than the model says, and the standard error of its logarithm."""
+    """Ratio of collectives' times to the model's, and the standard error of its logarithm."""
 
     factor: float
     error: float | None
-    """None: the model's own doubt stands."""
+    """None: the model's own doubt applies."""
 
 
 def _calibration(before: StepProgram, after: StepProgram, estimates: CostEstimates) -> dict[Shape, _Scale]:
-    """Of the changed step's shapes, from the same collective in the trace, between its sizes.
+    """Scales of the changed step's shapes, interpolated between sizes of the same collective in the trace.
 
-    On communicators that the trace has measured, the model is asked for the difference between sizes only.
+    On communicators that the trace has measured, the model only gives the difference between sizes.
     """
     known: dict[Collective, dict[float, float]] = {}
     for shape in {call.shape for call in before.calls}:
@@ -213,7 +213,7 @@ def _scaled(predict: Predictor, scale: Mapping[Shape, _Scale], has_learned: bool
         factor, error = scale[shape]
         if error is None:
             return found[0] * factor, found[1]
-        # What was learned from measurements may know better; NCCL's model alone does not know how wrong it is.
+        # A model learned from measurements may be better; NCCL's model alone has no estimate of its error.
         return found[0] * factor, min(error, found[1]) if has_learned else error
 
     return scaled
@@ -256,7 +256,7 @@ def _judged(
 
 
 def _doubted(estimate: StepEstimate, doubt: float) -> StepEstimate:
-    """Widen the interval of the step time; that of the change between policies stays."""
+    """Widen the interval of the step time, but not that of the change between policies."""
     return msgspec.structs.replace(
         estimate, low_us=estimate.low_us / (1 + doubt), high_us=estimate.high_us * (1 + doubt)
     )
@@ -267,8 +267,8 @@ def _priced(
 ) -> StepProgram:
     """`program` under NCCL's own choice, whatever the job was logged under.
 
-    Where in the step a collective takes longer than others of its shape, it still does. One that no evidence prices
-    is given the logged time for its bytes: it counts in the share that is refused, and in nothing else.
+    Places of the step at which a shape takes longer keep their ratio. A collective without evidence gets the logged
+    time for its bytes, which counts only in the refused share.
     """
     usual_us = usual_durations(replace(program, calls=tuple(call for call in program.calls if call.logged_us > 0)))
     us_per_byte = before.communication_us / sum(call.shape.message_bytes for call in before.calls)

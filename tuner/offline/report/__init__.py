@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a job: what was tuned, what came of it, and how far to trust that."""
+"""One self-contained HTML page about a job: its settings, their gain, and how far to trust that."""
 
 from __future__ import annotations
 

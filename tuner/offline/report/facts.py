@@ -62,15 +62,15 @@ class Facts:
     here: Medians
     """Measured medians of this job."""
     everywhere: Medians
-    """Measured medians of all jobs on its fabric."""
+    """Measured medians of all jobs on the job's fabric."""
     traced: Sequence[CollectiveTable] = ()
     """Traces of the runs before and after, for timelines."""
     trace_paths: Sequence[Path] = ()
-    """Where each was read from."""
+    """Path of each trace."""
 
     @property
     def emulated(self) -> str:
-        """Name of the emulated fabric; empty when the NCCL was real."""
+        """Name of the emulated fabric; empty: NCCL was real."""
         return str(self.fabric.get("emulated", ""))
 
     def settled(self) -> dict[DecisionKey, Decision]:
@@ -79,37 +79,37 @@ class Facts:
 
     @property
     def highest_epoch(self) -> int | None:
-        """The highest epoch of the plans that its steps ran under; None where no step is recorded."""
+        """The highest epoch of the plans under which its steps ran; None: no step is recorded."""
         return max((step.epoch for step in self.steps), default=None)
 
     def in_force(self) -> dict[DecisionKey, Decision]:
-        """The last decision on every key of which steps ran under a plan."""
+        """The last decision on every key whose plan was adopted."""
         current = set(since_takeover(self.decisions))
         ran = decisions_that_ran(self.decisions, self.highest_epoch)
         return settled_decisions(one for one in ran if one in current)
 
     def against_own(self, decision: Decision) -> Comparison:
-        """A decision's setting against NCCL's own choice."""
+        """Compare a decision's setting with NCCL's own choice."""
         return compare(decision, self.here, self.everywhere)
 
     @property
     def missing_evidence(self) -> MissingEvidence:
-        """Why its collectives do not show what kind of training it is."""
+        """Why its collectives do not show its kind of training."""
         return why_unknown(self.job, self.here, self.steps)
 
     @property
     def changes_at(self) -> list[int]:
-        """Steps at which a change without a plan was noticed: of training's own pace, or of the network."""
+        """Steps at which training's own pace, or the network, changed."""
         return [one.step for one in self.decisions if is_of_pace(one) and one.step is not None]
 
     @property
     def n_steps(self) -> int:
-        """Steps begun, with those that have no time."""
+        """Number of begun steps, including those without a time."""
         return 1 + max((step.step for step in self.steps), default=-1)
 
     @property
     def untimed(self) -> list[str]:
-        """How many steps have no time, and why."""
+        """Number of steps without a time, and why."""
         numbers = {step.step for step in self.steps}
         is_first_untimed = bool(numbers) and 0 not in numbers
         n_unheard = self.n_steps - len(numbers) - is_first_untimed
@@ -121,16 +121,16 @@ class Facts:
         return reasons
 
     def explained(self) -> list[Explanation]:
-        """Every key with a decision of the daemon that decided last, as `zerotune explain` has it."""
+        """Every key with a decision of the daemon that decided last, as in `zerotune explain`."""
         news, current = news_of(self.decisions), set(since_takeover(self.decisions))
         by_key = by_keys(self.decisions)
         found = explained(by_key, self.here, self.everywhere, {}, news, current, self.highest_epoch)
         return [one for one in found if one.decision is not None]
 
     def collectives_us(self) -> tuple[float, float] | None:
-        """Time of a step's decided collectives by their medians (us): under NCCL's own choice, and as decided.
+        """Time of a step's decided collectives by their medians (us): under NCCL's own choice, and under decisions.
 
-        Not the gain of the step: hidden communication gains nothing. None where nothing was measured, or no plan was
+        This is not the step's gain, as hidden communication gains nothing. None: nothing was measured, or no plan was
         adopted.
         """
         if self.highest_epoch == 0:
@@ -147,13 +147,13 @@ class Facts:
 
     @property
     def is_of_training(self) -> bool:
-        """False for a sweep or an import, which have no page; true for a job without records, which may just begin."""
-        ran_here = bool(self.job.n_ranks)  # a job's hello tells its ranks; measurements of another store's do not
+        """False for a sweep or an import, which have no page; true for a job without records, which may be new."""
+        ran_here = bool(self.job.n_ranks)  # a job's hello has its number of ranks; imported measurements do not
         is_other = len(self.measurements) and not (ran_here and (self.measurements["source"] == Source.live).any())
         return not is_other or bool(self.steps or self.decisions or self.before or self.traced)
 
     def n_explored(self) -> int:
-        """Trials that steps ran under."""
+        """Number of trials that ran."""
         return n_tried(self.decisions, self.highest_epoch)
 
 
@@ -169,7 +169,7 @@ def gather(
 
     Raises:
         StoreError: the store cannot be read.
-        UserError: no such store or job, a summary is not one, or there are too many files.
+        UserError: there is no such store or job, a summary is invalid, or there are too many files.
         TraceError: a trace cannot be read.
     """
     runs = [read_summary(path) for path in summaries]
@@ -198,8 +198,8 @@ TRAIN_FIRST: Final = "name a job that trained with --job, or train one first"
 
 
 def untrained(facts: Facts) -> UserError:
-    """The message about a job that is no training."""
-    # What was imported as live ran in the job whose store it comes from.
+    """The error for a job that did not train."""
+    # Measurements imported as live ran in a job of another store.
     kinds = (
         ((Source.sweep,), "measurements of a sweep"),
         ((Source.imported, Source.live), "imported measurements"),
@@ -210,7 +210,7 @@ def untrained(facts: Facts) -> UserError:
 
 
 def trust(facts: Facts) -> list[tuple[str, str]]:
-    """(what, how far it can be trusted) in plain words."""
+    """(fact, how far to trust it), in words."""
     lines = []
     if facts.emulated:
         lines.append(

@@ -1,4 +1,4 @@
-"""Facts and pictures to one self-contained HTML page."""
+"""Writes facts and pictures as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .pictures import Picture, pictures
 
 
 def write_page(facts: Facts, out: Path) -> dict[str, str]:
-    """Write the page to `out` in one piece.
+    """Write the page to `out`, completely or not at all.
 
     Returns:
-        Why a picture of a trace is missing, by its name.
+        Reasons for missing pictures of a trace, by the picture's name.
 
     Raises:
         UserError: the job did not train, or `out` cannot be written.
@@ -67,7 +67,7 @@ def _page(facts: Facts, drawn: Sequence[Picture], missing: Mapping[str, str]) ->
 
 
 def _incomparable(facts: Facts) -> str:
-    """Why no step times are set side by side; the same words as those of `zerotune jobs`."""
+    """Why step times are not compared, in the words of `zerotune jobs`."""
     if facts.before is None and facts.highest_epoch == 0:
         return facts.before_after.explanation
     return unknown_gain(as_gain(facts.before_after))
@@ -85,7 +85,7 @@ def _decision_rows(facts: Facts) -> list[dict[str, Any]]:
                 "ranks": str(key.communicator),
                 "bytes": rounded_range(one.min_bytes, one.max_bytes, "\nto ").splitlines(),
                 "decision": one.decision,
-                # What put the setting in force: later trials of others may have been decided since.
+                # The decision that put the setting in force: later ones may concern trials of other settings.
                 "why": first if first and one.decision and first.candidate == one.decision.candidate else one.decision,
                 "against_own": facts.against_own(settled[key]),
                 "expected": _expected(one),
@@ -97,7 +97,7 @@ def _decision_rows(facts: Facts) -> list[dict[str, Any]]:
 
 
 def _expected(explained: Explanation) -> tuple[float | None, float | None, float | None]:
-    """What was expected of the setting that the last decision chose, and both ends of the 90 % interval (us)."""
+    """Expected time of the setting that the last decision chose, and its 90 % interval (us)."""
     for one in explained.alternatives:
         if one["candidate"] == (explained.not_adopted or explained.setting) and one["predicted_us"] is not None:
             return one["predicted_us"], one["predicted_low_us"], one["predicted_high_us"]
@@ -106,7 +106,7 @@ def _expected(explained: Explanation) -> tuple[float | None, float | None, float
 
 
 def _undecided(facts: Facts) -> list[str]:
-    """What ran in this job without any decision."""
+    """Collectives of this job without any decision."""
     settled = facts.settled()
     found = []
     for key in sorted(facts.here):

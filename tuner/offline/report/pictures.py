@@ -1,4 +1,4 @@
-"""The pictures of a report: what is drawn of a job's facts, and why a picture of a trace is missing."""
+"""The pictures of a report, and reasons for missing pictures of a trace."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Picture:
 
     @property
     def svg(self) -> Markup:
-        """An element of the page."""
+        """The picture as an SVG element of the page."""
         return Markup(plots.inline_svg(self.figure, self.name, self.title))
 
 
 def pictures(facts: Facts) -> tuple[list[Picture], dict[str, str]]:
-    """Every picture for which there is data, in the page's order, and why a trace shows nothing, by picture."""
+    """Every picture that has data, in the page's order, and reasons for missing pictures of a trace."""
     found = [
         _step_picture(facts, "duration_us", "step time", "steps"),
         _step_picture(facts, "exposed_us", "exposed communication", "exposed"),
@@ -72,7 +72,7 @@ def _step_picture(facts: Facts, column: str, title: str, name: str) -> Picture |
 
 
 def _timeline_picture(facts: Facts) -> Picture | str | None:
-    """One step before and after, with its exposed communication; the collectives alone where that is not known."""
+    """One step before and after, with its exposed communication; only its collectives if that is unknown."""
     if not facts.traced:
         return None
     steps = step_timeline.timelines(facts.traced)
@@ -104,7 +104,7 @@ def _timeline_picture(facts: Facts) -> Picture | str | None:
 
 
 def _bare_timeline_picture(facts: Facts, reason: str) -> Picture | str:
-    """The step of median length in each traced run's last quarter, collectives only."""
+    """The collectives of the step of median length in each traced run's last quarter."""
     if not all(len(table.steps) for table in facts.traced):
         return "the trace has no steps (measurements, or a format without steps)"
     labels = ["before", "after"] if len(facts.traced) == 2 else [facts.job.name or facts.job.job_id]

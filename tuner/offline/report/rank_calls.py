@@ -1,4 +1,4 @@
-"""The collectives of a few settled steps, rank by rank on one clock, with who arrived last."""
+"""The collectives of a few settled steps by rank, on one clock, with the last rank to arrive."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ Array = NDArray[Any]
 MAX_STEPS: Final = 4
 MAX_RANKS: Final = 32
 MAX_CALLS: Final = 4000
-"""Each is up to a kilobyte of the page, and a shape or two that the browser draws."""
+"""Each call takes up to a kilobyte of the page, and one or two shapes that the browser draws."""
 UNKNOWN_RANK: Final = -1
 
 
 @dataclass(frozen=True)
 class RankCalls:
-    """What ran in these steps; times in microseconds since the first of them began."""
+    """Collectives of these steps; times are microseconds since the first step began."""
 
     rows: Array
     """Records of OBSERVATION_FIELDS, shape (n,), by rank, then by begin."""
     rank: Array
-    """Of each, int64 (n,)."""
+    """Rank of each record, int64 (n,)."""
     begin_us: Array
-    """Of each, shape (n,)."""
+    """Begin of each record, shape (n,)."""
     waited_us: Array
-    """Of each, for the rank that arrived last, shape (n,); NaN where not all ranks told of that call."""
+    """Each record's wait for the last rank, shape (n,); NaN if not all ranks recorded the call."""
     last_rank: Array
-    """Who arrived last at each, int64 (n,); UNKNOWN_RANK where not all ranks told of that call."""
+    """The last rank to arrive at each call, int64 (n,); UNKNOWN_RANK if not all ranks recorded it."""
     steps: dict[int, Span]
-    """Begin and end by number, of the lowest rank shown."""
+    """Begin and end of steps by number, for the lowest rank shown."""
     left_out: tuple[str, ...]
-    """What is not in it, in words."""
+    """What is left out, in words."""
 
 
 def rank_calls(table: CollectiveTable, trace: Path) -> RankCalls | str:
-    """What the ranks of a trace did in settled steps.
+    """The collectives of a trace's ranks in settled steps.
 
     Args:
-        trace: file or folder that it was read from.
+        trace: the trace's file or folder.
 
     Returns:
-        At most MAX_STEPS steps, MAX_RANKS ranks and MAX_CALLS calls; or why there are none.
+        At most MAX_STEPS steps, MAX_RANKS ranks and MAX_CALLS calls; or the reason for having none.
     """
     steps = _settled_steps(table)
     if not len(steps):
@@ -78,7 +78,7 @@ def rank_calls(table: CollectiveTable, trace: Path) -> RankCalls | str:
 
 
 def _settled_steps(table: CollectiveTable) -> Array:
-    """Numbers of the steps: as many timed ones in a row, around that of median length in the trace's last quarter."""
+    """Numbers of consecutive timed steps around the step of median length in the trace's last quarter."""
     timed = np.unique(table.rows["step"][np.isfinite(table.duration_us)])
     logged = table.steps[np.isin(table.steps["step"], timed)]
     if not len(logged):
@@ -131,9 +131,9 @@ def _bounded(ranks: Sequence[RankTimes], steps: Array, left_out: list[str]) -> R
 
 
 def _arrivals(rows: Array, rank: Array) -> tuple[Array, Array]:
-    """How long each call (n,) waited for the last rank, and which rank (n,) that is.
+    """How long each call (n,) waited for the last rank, and that rank (n,).
 
-    A duration includes the wait, and all leave together: the last to arrive has the shortest.
+    A duration includes the wait, and all ranks leave together, so the last to arrive has the shortest.
     """
     calls = np.stack([rows[name].astype(np.uint64) for name in ("comm_id", "sequence", "collective")], axis=1)
     _, call = np.unique(calls, axis=0, return_inverse=True)
@@ -146,7 +146,7 @@ def _arrivals(rows: Array, rank: Array) -> tuple[Array, Array]:
 
 
 def _most_waited_for(rank: Array, waited_us: Array, last_rank: Array) -> list[int]:
-    """At most MAX_RANKS of them, those that others waited for the longest first; else by number."""
+    """At most MAX_RANKS ranks, those with the longest waits of others first, then by number."""
     numbers = np.unique(rank)
     late_us = {number: float(np.nansum(waited_us[last_rank == number])) for number in numbers.tolist()}
     return sorted(late_us, key=lambda number: (-late_us[number], number))[:MAX_RANKS]

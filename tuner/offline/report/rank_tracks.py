@@ -1,4 +1,4 @@
-"""One track per rank and communicator as a picture: see `rank_calls`, which says what is on them."""
+"""Draws one track per rank and communicator, with the calls of `rank_calls`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _COLOURS: Final = {
     Phase.gradient_scatter.name: "#2f9a6d",
     Phase.post_step_gather.name: "#c08a1e",
 }
-"""Seen on white and on black; the other phases are grey."""
+"""Colours that are visible on white and on black; other phases are grey."""
 
 
 def rank_tracks(calls: RankCalls) -> tuple[str, Figure]:
-    """A caption, and each call as a bar on its rank's track; those that overlap get tracks of their own."""
+    """A caption, and each call as a bar on its rank's track; overlapping calls get further tracks."""
     communicators = list(dict.fromkeys(calls.rows["comm_id"].tolist()))
     letters = {comm_id: _letters(at) for at, comm_id in enumerate(communicators)}
     lanes, lane = _lanes(calls, letters)
     figure, (axes,) = plots.new_figure(_AROUND_INCHES + _LANE_INCHES * len(lanes))
-    # Many calls make the picture wider, not the bars too narrow to be told apart.
+    # With many calls, the picture gets wider, so that bars stay distinct.
     most_calls = int(np.bincount(lane).max())
     figure.set_figwidth(min(max(figure.get_figwidth(), most_calls / _CALLS_PER_INCH), _MAX_INCHES))
     phases = [named(Phase, value) or Phase.other.name for value in calls.rows["phase"].tolist()]
@@ -76,7 +76,7 @@ def _lanes(calls: RankCalls, letters: dict[int, str]) -> tuple[list[str], Any]:
 
 
 def _words(calls: RankCalls, letters: dict[int, str]) -> Iterator[str]:
-    """What is shown where a call is hovered over."""
+    """Text of a call that is shown under the pointer."""
     known = zip(by_field(calls.rows), calls.rank.tolist(), calls.waited_us, calls.last_rank.tolist(), strict=True)
     for row, rank, waited_us, last_rank in known:
         asked = "by plan" if row["flags"] & FLAG_MATCHED else "by NCCL"

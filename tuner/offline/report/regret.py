@@ -1,4 +1,4 @@
-"""What a job's collectives took beyond the best setting that it measured."""
+"""Regret: the time of a job's collectives beyond the best setting that it measured."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def regret_by_step(measurements: Array) -> tuple[Array, Array] | None:
 
 
 def _groups(rows: Array, columns: Sequence[str]) -> NDArray[np.int64]:
-    """The number of each row's group (n,): some 20 times faster than np.unique of whole rows."""
+    """The group number of each row (n,); this is some 20 times faster than np.unique of whole rows."""
     code = np.zeros(len(rows), np.int64)
     for column in columns:
         values, place = np.unique(rows[column], return_inverse=True)
-        # Numbered anew each time: the product of all columns' counts might not fit.
+        # Groups are renumbered each time, as the product of all columns' counts might overflow.
         _, code = np.unique(code * len(values) + place, return_inverse=True)
     return code.astype(np.int64)

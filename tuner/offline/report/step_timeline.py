@@ -1,4 +1,4 @@
-"""One step of a traced run, drawn from its program: computation, communication, and what of it was exposed."""
+"""One step of a traced run from its program: computation, communication, exposed communication."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class StepTimeline:
     exposed: Sequence[tuple[str, float, float]]
     """(phase, start, end) of the parts of communication for which computation waited."""
     error_percent: float
-    """How far the program's step time is from the logged ones."""
+    """Error of the program's step time against the logged ones."""
 
     @property
     def exposed_us(self) -> float:
-        """Sum of what was waited for."""
+        """Sum of exposed communication."""
         return sum(end - start for _, start, end in self.exposed)
 
 
 def timelines(tables: Sequence[CollectiveTable]) -> list[StepTimeline] | str:
-    """A step of each trace's last quarter: before and after if there are two; a reason if one is not known."""
+    """A step of each trace's last quarter (before and after if there are two), or the reason for having none."""
     labels = ["before", "after"]
     if len(tables) == 1:
         is_planned = (tables[0].steps["epoch"] > 0).any()
@@ -56,7 +56,7 @@ def timelines(tables: Sequence[CollectiveTable]) -> list[StepTimeline] | str:
 
 
 def played(label: str, model: StepModel) -> StepTimeline:
-    """The steady step of `model` with the durations that were logged."""
+    """The steady step of `model` with the logged durations."""
     program = replace(model.program, slowdown=None)
     timeline, began_us, step_us = Timeline(), 0.0, 0.0
     for _ in range(3):  # the first repetitions fill the pipeline

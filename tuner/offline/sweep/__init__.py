@@ -1,4 +1,4 @@
-"""Settings x sizes x collectives, measured in one process group by switching plans, recorded in the store."""
+"""Measures settings x sizes x collectives in one process group by switching plans, and records them."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def sweep(request: SweepRequest, store_path: Path, console: Console) -> SweepRes
     """Run a sweep with a progress bar.
 
     Args:
-        store_path: the SQLite file; made if need be.
+        store_path: the SQLite file; made if it is missing.
 
     Returns:
-        What the store then knows of the sweep's points.
+        The store's results for the sweep's points.
 
     Raises:
-        UserError: the request cannot be carried out here, or the workers do not start.
+        UserError: this machine cannot run the request, or the workers do not start.
         StoreError: the store cannot be written.
     """
-    check(request)  # a mistake is told before there is a bar
+    check(request)  # mistakes are reported before a bar is shown
     with progress_bar(console) as progress:
         return run_sweep(request, store_path, progress)

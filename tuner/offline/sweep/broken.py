@@ -1,4 +1,4 @@
-"""Settings that are no longer tried, because they or their kind keep failing: each failure costs a restart."""
+"""Leaves out settings that keep failing, or whose kind does, as each failure costs a restart."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ....store.records import BASELINE, Collective, Outcome
 from .grid import GridPoint
 
 SETTING_FAILURES: Final = 2
-"""A setting that broke at this many sizes of a collective is not tried at the others."""
+"""A setting that failed at this many sizes of a collective is not tried at other sizes."""
 KIND_FAILURES: Final = 3
-"""An algorithm and protocol that broke this often and never worked is not tried either."""
+"""An algorithm and protocol that failed this often and never worked is not tried any more."""
 
 Kind = tuple[Collective, int | None, int | None]
 
 
 def leave_out(points: Sequence[GridPoint]) -> None:
-    """Mark the points that are not to be tried any more; NCCL's own choice, another setting at every size, stays."""
+    """Mark points not to try any more; NCCL's own choice stays, as its setting differs by size."""
     broken = [point for point in points if point.outcome is not Outcome.ok and not point.is_left_out]
     if not broken:
         return

@@ -1,4 +1,4 @@
-"""Two sweeps compared, for example before and after a driver update: what changed beyond noise."""
+"""Compares two sweeps, for example before and after a driver update: what changed beyond noise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .grid import GridPoint, Place
 from .surrogate import known_noise
 
 SMALLEST_CHANGE = 0.02
-"""Changes below this share are not reported, even where they are beyond noise."""
+"""Changes below this share are not reported, even if they are beyond noise."""
 FEW_Z = 2.6 * 1.25
 """Half width of a median's 99 % interval in standard deviations of a mean, for points with few samples."""
 
@@ -30,9 +30,9 @@ Noises = tuple[float | None, float | None]
 
 
 class ChangedPoint(msgspec.Struct, frozen=True):
-    """One setting in both sweeps. The verdict is by whether the medians' intervals overlap.
+    """One setting in both sweeps. The verdict depends on whether the medians' intervals overlap.
 
-    Intervals are 95 % by order statistics from 6 samples on; below, as in active sweeps, 99 % by the noise that all
+    Intervals are 95 % by order statistics from 6 samples on; with fewer, as in active sweeps, 99 % by the noise of all
     samples of the sweep show together.
     """
 
@@ -45,11 +45,11 @@ class ChangedPoint(msgspec.Struct, frozen=True):
     after_us: float
     change_percent: float
     verdict: str
-    """`slower`, `faster`, `same`, or `unsure` where too few samples were taken to know the noise."""
+    """`slower`, `faster`, `same`, or `unsure` if there are too few samples to know the noise."""
 
 
 class SweepComparison(msgspec.Struct, frozen=True):
-    """What two sweeps have in common, and where they differ."""
+    """Common points of two sweeps, and their differences."""
 
     before: str
     after: str
@@ -57,7 +57,7 @@ class SweepComparison(msgspec.Struct, frozen=True):
     n_only_before: int
     n_only_after: int
     changed_winners: tuple[str, ...]
-    """Places where another setting is the fastest now, beyond noise."""
+    """Places at which another setting is now the fastest, beyond noise."""
 
     def to_json(self) -> str:
         """One JSON document."""
@@ -69,10 +69,10 @@ def compare(store_path: Path, before: str, after: str) -> SweepComparison:
 
     Args:
         before: job id of the first sweep, or a fabric id: all sweeps of it.
-        after: likewise of the second.
+        after: the same for the second.
 
     Returns:
-        What both have measured, and what changed beyond noise.
+        Points that both have measured, and changes beyond noise.
 
     Raises:
         UserError: there is no such sweep, or they have nothing in common.
@@ -102,7 +102,7 @@ def compare(store_path: Path, before: str, after: str) -> SweepComparison:
 
 
 def render_comparison(result: SweepComparison, console: Console) -> None:
-    """Print what changed beyond noise, and how much did not."""
+    """Print changes beyond noise, and how many points did not change."""
     changed = [one for one in result.cells if one.verdict in ("slower", "faster")]
     table = Table("collective", "bytes", "ranks", "setting", result.before, result.after, "change")
     for one in sorted(changed, key=lambda one: -abs(one.change_percent)):

@@ -1,4 +1,4 @@
-"""The grid points of a sweep: one candidate at one (collective, size), what was measured of it, how sure that is."""
+"""The grid points of a sweep: a candidate at one (collective, size), with its samples and their precision."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class GridPoint:
     outcome: Outcome = Outcome.ok
     reason: str = ""
     ran: Candidate | None = None
-    """The setting that NCCL chose, where the candidate is the baseline."""
+    """The setting that NCCL chose, if the candidate is the baseline."""
     is_left_out: bool = False
-    """Never tried, since it or its kind keeps breaking elsewhere (zerotune.tuner.offline.sweep.broken)."""
+    """Never tried, since it or its kind keeps failing at other sizes (zerotune.tuner.offline.sweep.broken)."""
     n_full_samples: int = 0
     """How many of the samples an earlier full sweep took."""
 
@@ -76,17 +76,17 @@ class GridPoint:
 
     @property
     def is_seen(self) -> bool:
-        """Whether it was tried: there are samples, or it did not work."""
+        """Whether the point was tried: it has samples, or failed."""
         return bool(self.duration_us) or (self.outcome is not Outcome.ok and not self.is_left_out)
 
     def is_done(self, precision: float, max_repeats: int) -> bool:
-        """Whether nothing more is to be measured: precise enough, at the cap, or broken."""
+        """Whether the point needs no more samples: it is precise enough, at the cap, or broken."""
         if self.outcome is not Outcome.ok:
             return True
         return len(self.duration_us) >= max_repeats or self.relative_half_width <= precision
 
     def outliers(self, fresh_us: Sequence[float]) -> list[bool]:
-        """Which of `fresh_us` lie far from everything measured so far, themselves included."""
+        """Which of `fresh_us` lie far from all samples so far, these included."""
         known = np.array([*self.duration_us, *fresh_us])
         centre = float(np.median(known))
         spread = _MAD_TO_SIGMA * float(np.median(np.abs(known - centre)))
@@ -139,7 +139,7 @@ def make_grid(
 
     Args:
         offered: (algorithm, protocol) that NCCL offers, by the collective's name.
-        chunk_sizes: bytes; each setting that takes one is tried with NCCL's own size and with each of these.
+        chunk_sizes: bytes; each setting with a chunk size is tried with NCCL's own and with each of these.
 
     Returns:
         The points, by collective and size.
@@ -165,7 +165,7 @@ def make_grid(
 
 
 def restore(points: Iterable[GridPoint], measurements: Array) -> int:
-    """Put the measurements of earlier sweeps (MEASUREMENT, shape (n,)) into `points`; the number of samples used.
+    """Put the measurements of earlier sweeps (MEASUREMENT, shape (n,)) into `points`; returns how many were used.
 
     Rows are as they were stored: those of one visit are neighbours and have one epoch. A visit with several samples was
     a full sweep's.

@@ -1,9 +1,9 @@
-"""Samples that contradict each other: where they do, and what to measure again before anything is chosen there.
+"""Finds samples that contradict each other, and the points to measure again before a choice.
 
 A shared network or GPU makes single calls several times slower, often for a range of sizes and for hours. No smooth
 model can distinguish such a place from a slow setting; only a second sample can. So a point whose samples differ, or
-that differs from both its neighbours, is measured again at once; where that keeps happening (a *rough* place), all
-settings that may still win get a few samples each, and the choice is made by their own medians.
+that differs from both its neighbours, is measured again at once. If many points of a place differ (a *rough* place),
+all settings that may still win get a few samples each, and their own medians decide.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ....store.records import Candidate, Collective, Outcome
 from .grid import GridPoint, Place
 
 OUTLIER_RATIO: Final = 1.3
-"""Two samples, or a sample and both its neighbours, that differ by more are looked into."""
+"""Points are measured again if two samples, or a sample and both its neighbours, differ by more."""
 ROUGH_SHARE: Final = 0.2
-"""A place is rough when more of the repeated points around it contradict themselves."""
+"""A place is rough if a larger share of repeated points around it contradict themselves."""
 ROUGH_SAMPLES: Final = 4
-"""Samples per setting that may still win at a rough place."""
+"""Samples at a rough place for each setting that may still win."""
 _NEAR_OCTAVES: Final = 1.0
 _NEAR_DOUBT: Final = 1.0
 """Prior: this many points with agreeing samples are assumed at every place."""
@@ -37,7 +37,7 @@ def outlier_share(points: Iterable[GridPoint]) -> float:
 
 
 def roughness(points: Sequence[GridPoint]) -> dict[Place, float]:
-    """By place of one collective, the share of repeated points that contradict themselves: near sizes count more."""
+    """Share of repeated points that contradict themselves, by place of one collective; near sizes count more."""
     repeated = _repeated(points)
     at = np.array([math.log2(point.place.message_bytes) for point in repeated])
     differs = np.array([_differ(point.duration_us) for point in repeated], np.float64)
@@ -49,12 +49,12 @@ def roughness(points: Sequence[GridPoint]) -> dict[Place, float]:
 
 
 def contradictions(points: Iterable[GridPoint]) -> list[GridPoint]:
-    """Points of two samples that differ: one is an outlier, and only more can tell which."""
+    """Points with two samples that differ: one is an outlier, and only more samples can show which."""
     return [point for point in points if len(point.duration_us) == 2 and _is_ok(point) and _differ(point.duration_us)]
 
 
 def leaps(points: Iterable[GridPoint]) -> list[GridPoint]:
-    """Single samples above, or below, what the same setting takes at the next smaller and the next larger size seen."""
+    """Points with one sample far above, or below, the same setting at both neighbouring sizes."""
     by_setting: dict[tuple[Collective, Candidate], list[GridPoint]] = {}
     for point in points:
         if point.duration_us and _is_ok(point):
@@ -71,7 +71,7 @@ def leaps(points: Iterable[GridPoint]) -> list[GridPoint]:
 
 
 def contenders(points: Iterable[GridPoint]) -> list[GridPoint]:
-    """Points of one place that may still win: those with one sample, or one as fast as the leader's slowest."""
+    """Points of one place that may still win: they have one sample, or a sample as fast as the leader's slowest."""
     usable = [point for point in points if _is_ok(point)]
     repeated = _repeated(usable)
     if not repeated:
@@ -81,7 +81,7 @@ def contenders(points: Iterable[GridPoint]) -> list[GridPoint]:
 
 
 def leader(points: Iterable[GridPoint]) -> GridPoint | None:
-    """The fastest by its own samples, of those that may still win, once each of these has two; None before."""
+    """The fastest contender by its own samples, once each contender has two samples; None before."""
     rivals = contenders(points)
     if any(len(point.duration_us) < 2 for point in rivals):
         return None
@@ -89,7 +89,7 @@ def leader(points: Iterable[GridPoint]) -> GridPoint | None:
 
 
 def rough_looks(by_place: dict[Place, list[GridPoint]], roughness_of: dict[Place, float]) -> list[GridPoint]:
-    """At every rough place the contender with the fewest samples; only those with the fewest of all places."""
+    """Each rough place's contender with the fewest samples, if no other place's contender has fewer."""
     found = []
     for place, points in by_place.items():
         rivals = contenders(points)

@@ -9,26 +9,26 @@ import msgspec
 from ....store.records import Candidate, Collective
 
 ASK_CHUNK_SIZE: Final = "ask-chunk-size"
-"""Argument of a worker that has NCCL ask for chunk sizes."""
+"""Argument of a worker whose NCCL asks the plugin for chunk sizes."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """A worker has its process group and has seen what NCCL offers."""
+    """A worker has its process group and knows the settings that NCCL offers."""
 
     n_nodes: int
     max_channels: int
     cells: dict[str, tuple[tuple[int, int], ...]]
-    """(algorithm, protocol) offered, by the collective's name."""
+    """(algorithm, protocol) that NCCL offers, by the collective's name."""
     fabric_id: str
     fabric: dict[str, str | int | float | bool]
     costs: dict[str, dict[int, tuple[tuple[float, ...], ...]]] = {}
-    """NCCL's own cost tables by collective and bytes; empty on an emulated fabric, whose file implies them."""
+    """NCCL's own cost tables by collective and bytes; empty on an emulated fabric, whose file gives them."""
     asks_chunk_size: bool = False
     """Whether NCCL asks for the chunk sizes of a plan."""
 
 
 class Measure(msgspec.Struct, frozen=True, tag="measure"):
-    """Run one setting: load and flip a plan, warm up, then `n_repeats` timed collectives."""
+    """Run one setting: switch to its plan, warm up, then run `n_repeats` timed collectives."""
 
     epoch: int
     collective: Collective
@@ -41,7 +41,7 @@ class Measure(msgspec.Struct, frozen=True, tag="measure"):
 
 
 class MeasuredCalls(msgspec.Struct, frozen=True, tag="measured"):
-    """Durations in the order of the calls, and what really ran."""
+    """Durations in the order of the calls, and the setting that really ran."""
 
     epoch: int
     duration_us: tuple[float, ...]
@@ -59,7 +59,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """Leave in good order."""
+    """Leave the process group and end."""
 
 
 Command = Measure | Stop

@@ -1,4 +1,4 @@
-"""A sweep's progress and its result on a terminal."""
+"""Prints a sweep's progress and its result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .unvisited import Unvisited, Why
 
 MAX_PER_PLACE = 4
 WIDE = 140
-"""Columns of a terminal from which on all figures have room."""
+"""Columns of a terminal on which all figures fit."""
 WHY: Final = {
     Why.slower: "that should be slower than the choice of their size, as samples of others show",
     Why.tie: "that should be as fast as the choice of their size, within --half-width",
@@ -30,12 +30,12 @@ WHY: Final = {
 }
 MAX_NAMED: Final = 4
 LEFT_OUT_IF_NARROW = ("collective", "95 %", "algbw", "n")
-"""Where there is no room; the collective is on a line of its own then."""
+"""Columns left out on narrow terminals; the collective then has a line of its own."""
 
 
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Callback]:
-    """A bar with the time that remains; gives the callback that moves it. Into a file or a pipe there is none."""
+    """A bar with the remaining time; yields the callback that moves it. Files and pipes get no bar."""
     if not console.is_terminal:
         yield lambda done, total, description: None
         return
@@ -58,11 +58,11 @@ def progress_bar(console: Console) -> Iterator[Callback]:
 
 
 def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PER_PLACE) -> None:
-    """Print the fastest settings by size, in the columns of nccl-tests, and NCCL's own choice among them.
+    """Print the fastest settings and NCCL's own choice by size, in the columns of nccl-tests.
 
     Args:
         console: where to print.
-        max_per_place: settings shown of each collective and size at most.
+        max_per_place: most settings to show of each collective and size.
     """
     if result.emulated:
         console.print(emulated_note(result.emulated))
@@ -103,7 +103,7 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
 
 
 def _why_unvisited(unvisited: Sequence[Unvisited]) -> Iterator[str]:
-    """A line for each reason: how many settings, and which, where they are few; that a sweep was cut is said apart."""
+    """A line for each reason but interruption: the number of settings, and their names if they are few."""
     for why, words in WHY.items():
         found = [one for one in unvisited if one.why is why]
         if not found:
@@ -149,7 +149,7 @@ def _table(result: SweepResult, max_per_place: int, *, is_narrow: bool) -> Table
 
 
 def _shown(result: SweepResult, max_per_place: int) -> Iterator[tuple[SweepRow, bool]]:
-    """Every row, and whether it is shown: the first ones of a size, NCCL's own, and what broke."""
+    """Every row, and whether it is shown: the first of a size, NCCL's own choice, and broken settings."""
     place, n_shown = None, 0
     for row in result.rows:
         if (row.collective, row.message_bytes) != place:
@@ -160,7 +160,7 @@ def _shown(result: SweepResult, max_per_place: int) -> Iterator[tuple[SweepRow, 
 
 
 def _is_beaten(result: SweepResult) -> bool:
-    """Whether some best was measured to be slower than another setting of its size."""
+    """Whether a best setting was measured slower than another setting of its size."""
     fastest_us: dict[tuple[str, int], float] = {}
     for row in result.rows:
         if row.median_us is not None and row.outcome == "ok":
@@ -173,7 +173,7 @@ def _is_beaten(result: SweepResult) -> bool:
 
 
 def _how_far(result: SweepResult) -> str:
-    """What an interrupted sweep has, as text."""
+    """The results of an interrupted sweep, as text."""
     goes_on = "The same command goes on from here."
     if not result.rows:
         return f" before anything was measured. {goes_on}"
@@ -222,5 +222,5 @@ def _verdict(row: SweepRow) -> str:
     word = "best" if row.is_best else "a guess"
     if row.confidence is None:
         return word if row.is_best else ""
-    # More than that draws of the opinion cannot tell.
+    # The number of draws shows no more than that.
     return f"{word}, {'> 99' if row.confidence >= 0.995 else f'{100 * row.confidence:.0f}'} % sure"

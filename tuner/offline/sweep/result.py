@@ -1,4 +1,4 @@
-"""What a sweep found, as rows: by place, the fastest first, rates as nccl-tests computes them."""
+"""A sweep's result as rows: by place, the fastest first, rates as nccl-tests computes them."""
 
 from __future__ import annotations
 
@@ -21,56 +21,56 @@ class SweepRow(msgspec.Struct, frozen=True):
     message_bytes: int
     setting: str
     n_samples: int
-    """Samples taken; 0: never measured at this place, the figures follow from its neighbours."""
+    """Samples taken; 0: the figures follow from neighbours, as nothing was measured at this place."""
     median_us: float | None
     low_us: float | None
     high_us: float | None
     algbw_gbs: float | None
     busbw_gbs: float | None
     gain_percent: float | None
-    """Gain over NCCL's own choice at the same place, whose time may be an expectation; None: unknown."""
+    """Gain over NCCL's own choice at the same place, whose time may be only expected; None: unknown."""
     is_best: bool
-    """False, too, for a choice at a place where neither it nor NCCL's own choice was measured: it is a guess there."""
+    """False also for a guess: neither the choice nor NCCL's own choice was measured at the place."""
     outcome: str
     reason: str = ""
     expected_us: float | None = None
-    """Expectation from all samples of the sweep: for the choice, and for NCCL's own where it was not measured."""
+    """Expectation from all samples of the sweep, for the choice, and for NCCL's own choice if not measured."""
     confidence: float | None = None
     """Probability that no setting is faster than the choice by more than the wanted precision."""
 
 
 class SweepResult(msgspec.Struct, frozen=True):
-    """What the store now knows of this sweep's points."""
+    """The store's results for this sweep's points."""
 
     job_id: str
-    """The job id under which it was recorded; empty where nothing new was measured."""
+    """The job id under which the sweep was recorded; empty if nothing new was measured."""
     fabric_id: str
     emulated: str
     n_ranks: int
     n_nodes: int
     n_cells: int
     n_places: int
-    """Sizes times collectives."""
+    """Number of sizes times number of collectives."""
     n_visited: int
     n_samples: int
     n_restored: int
-    """Samples that an earlier sweep had recorded, not measured again."""
+    """Samples of earlier sweeps, which were not measured again."""
     n_broken: int
     n_left_out: int
-    """Never tried, since the setting or its kind keeps hanging or failing."""
+    """Settings never tried, since they or their kind keep hanging or failing."""
     n_unsettled: int
-    """Places whose choice is not sure: the budget ran out, or the sweep was interrupted."""
+    """Places whose choice is uncertain: the budget was used up, or the sweep was interrupted."""
     wall_s: float
     interrupted: bool
     gave_up: bool
-    """Too many settings hung or failed: it ended early."""
+    """Whether the sweep ended early, as too many settings hung or failed."""
     rows: tuple[SweepRow, ...]
     unvisited: tuple[Unvisited, ...] = ()
     """Settings that this sweep did not visit, and why."""
 
     @property
     def n_compared(self) -> int:
-        """Places at which some setting is called the best."""
+        """Places with a best setting."""
         return sum(row.is_best for row in self.rows)
 
     def to_json(self) -> str:
@@ -79,11 +79,11 @@ class SweepResult(msgspec.Struct, frozen=True):
 
 
 def rows_of(points: Sequence[GridPoint], n_ranks: int, choices: Mapping[Place, Choice] | None = None) -> list[SweepRow]:
-    """Result rows of the points that were measured or chosen, and of NCCL's own choice.
+    """Rows of the measured or chosen points, and of NCCL's own choice.
 
     Args:
         n_ranks: ranks of the communicator, for the bus bandwidth.
-        choices: of an active sweep, by place; None: the fastest median of a place is the choice.
+        choices: an active sweep's choices by place; None: the fastest median of a place is the choice.
 
     Returns:
         Rows by place, the fastest first.
@@ -102,14 +102,14 @@ def rows_of(points: Sequence[GridPoint], n_ranks: int, choices: Mapping[Place, C
         found = sorted(by_place[place], key=partial(_order_us, choice=choice))
         baseline = next((point for point in found if point.candidate == BASELINE and point.duration_us), None)
         own_us = baseline.median_us if baseline else choice.own_us if choice else math.nan
-        # Where only some were measured, none is called the best.
+        # If only some were measured, none is called the best.
         is_compared = len(found) > 1 and place not in unseen
         best = next((point for point in found if point.outcome is Outcome.ok), None) if is_compared else None
         chosen = None
         if choice is not None:
             chosen = next((point for point in found if point.candidate == choice.candidate), None)
             best = chosen or best
-        # Where neither it nor what it is compared with was measured, it is a guess.
+        # If neither it nor NCCL's own choice was measured, it is a guess.
         is_guess = chosen is not None and not chosen.duration_us and baseline is None
         for point in found:
             expected_us = None if choice is None else _expected_us(point, choice)
@@ -128,7 +128,7 @@ def _order_us(point: GridPoint, choice: Choice | None) -> float:
 
 
 def _expected_us(point: GridPoint, choice: Choice) -> float | None:
-    """Of the choice, and of a baseline that was not measured."""
+    """Expected time of the choice, and of a baseline that was not measured."""
     if choice.candidate == point.candidate:
         return choice.expected_us
     is_open = point.candidate == BASELINE and not point.duration_us and point.outcome is Outcome.ok
@@ -163,7 +163,7 @@ def _result_row(
 
 
 def bus_factor(collective: Collective, n_ranks: int) -> float:
-    """Bus over algorithm bandwidth in nccl-tests' convention (its PERFORMANCE.md)."""
+    """Ratio of bus to algorithm bandwidth as in nccl-tests (its PERFORMANCE.md)."""
     if collective is Collective.all_reduce:
         return 2 * (n_ranks - 1) / n_ranks
     if collective in (Collective.all_gather, Collective.reduce_scatter):

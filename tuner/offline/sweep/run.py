@@ -1,4 +1,4 @@
-"""The sweep itself: visits points, records what was measured as it comes, survives settings that hang."""
+"""The sweep: visits points, records samples at once, survives settings that hang."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Array = NDArray[Any]
 
 SWEEPABLE: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast)
 MAX_STARTS: Final = 20
-"""When this many settings hang or fail, the cause is not the settings."""
+"""If this many settings hang or fail, the cause is not the settings."""
 MAX_BYTES: Final = 1 << 40
 MAX_TIMEOUT_S: Final = 86_400.0
 
 
 class SweepRequest(msgspec.Struct, frozen=True):
-    """What to measure. `precision` is the wanted half width of each median's 95 % interval, as a share."""
+    """The sweep's options. `precision` is the wanted half width of each median's 95 % interval, as a share."""
 
     fabric: str | None = None
     n_ranks: int = 2
@@ -53,33 +53,33 @@ class SweepRequest(msgspec.Struct, frozen=True):
     precision: float = 0.03
     max_repeats: int = 30
     timeout_s: float = 30.0
-    """A visit that takes longer than this has hung."""
+    """A visit that takes longer counts as hung."""
     budget: float = BUDGET
-    """Samples that an active sweep may take, as a share of those that the full grid would take."""
+    """Samples that an active sweep may take, as a share of the full grid's."""
     check: bool = True
     """Whether to verify the result of one collective per setting and size."""
     fresh: bool = False
-    """Whether to measure again what earlier sweeps recorded, and to retry what broke then."""
+    """Whether to measure earlier sweeps' points again, and retry settings that broke then."""
     chunk_sizes: tuple[int, ...] = ()
-    """Bytes; besides NCCL's own chunk size, these are tried."""
+    """Chunk sizes in bytes to try besides NCCL's own."""
 
 
 Progress = Callable[[int, int, str], None]
-"""Called with (done, total, what is measured now)."""
+"""Called with (done, total, name of the current point)."""
 
 
 def run_sweep(request: SweepRequest, store_path: Path, progress: Progress) -> SweepResult:
-    """Measure, and record what was measured. Ctrl-C ends the sweep early and keeps what was measured.
+    """Measure and record. Ctrl-C ends the sweep early and keeps the samples.
 
     Args:
-        store_path: the SQLite file; made if need be.
-        progress: is called after each visit.
+        store_path: the SQLite file; made if it is missing.
+        progress: called after each visit.
 
     Returns:
-        What the store then knows of the sweep's points.
+        The store's results for the sweep's points.
 
     Raises:
-        UserError: the request cannot be carried out here, or the workers do not start.
+        UserError: this machine cannot run the request, or the workers do not start.
         StoreError: the store cannot be written.
     """
     collectives = check(request)
@@ -88,10 +88,10 @@ def run_sweep(request: SweepRequest, store_path: Path, progress: Progress) -> Sw
 
 
 def check(request: SweepRequest) -> tuple[Collective, ...]:
-    """The collectives asked for.
+    """The requested collectives.
 
     Raises:
-        UserError: the request cannot be carried out on this machine.
+        UserError: this machine cannot run the request.
     """
     found = [catalog.find_collective(name) for name in request.collectives]
     collectives = tuple(one for one in found if one in SWEEPABLE)
@@ -128,7 +128,7 @@ def check(request: SweepRequest) -> tuple[Collective, ...]:
             compiled.EMULATED_NCCL.build()
         except PluginError as error:
             raise UserError(str(error), "the emulated NCCL cannot run without it") from error
-        # Every rank holds the whole message once at least, and they all share this machine's memory.
+        # Every rank holds the whole message at least once, and all ranks share this machine's memory.
         _check_fits(request.max_bytes, psutil.virtual_memory().total // request.n_ranks, "of this machine's memory")
         return collectives
     from torch import cuda
@@ -165,7 +165,7 @@ def _check_fits(max_bytes: int, most_bytes: int, what: str) -> None:
 
 
 class _Sweep:
-    """State of one run."""
+    """State of one sweep."""
 
     def __init__(
         self, request: SweepRequest, collectives: Sequence[Collective], store: Store, progress: Progress
@@ -212,7 +212,7 @@ class _Sweep:
                 self._store.update_job(self._job_id, ended_at_s=time.time())
             self._store.flush()
         choices = strategy.choices() if strategy is not None else {}
-        if interrupted or gave_up:  # what rests on predictions alone is no result yet
+        if interrupted or gave_up:  # predictions alone are no result
             choices = {place: choice for place, choice in choices.items() if _is_compared(self._points, place)}
         return SweepResult(
             job_id=self._job_id if self._is_recorded else "",
@@ -254,7 +254,7 @@ class _Sweep:
         )
 
     def _visit_all(self, strategy: Strategy, ready: Ready, communicator: CommunicatorClass) -> bool:
-        """Whether the sweep was completed; it gives up when too many settings hang or fail."""
+        """Visit all points; returns whether the sweep was completed. It gives up if too many settings hang or fail."""
         n_starts = 0
         while visits := strategy.next_round():
             for point in visits:
@@ -318,7 +318,7 @@ class _Sweep:
         self._record(ready, point, rows)
 
     def _record(self, ready: Ready, point: GridPoint, rows: list[Array]) -> None:
-        """Commit one visit, so that a kill loses at most the next one. A sweep without any leaves no job."""
+        """Commit one visit, so that a kill loses at most the next one. A sweep without visits leaves no job."""
         if not self._is_recorded:
             self._is_recorded = True
             self._store.record_job(self._job_id, ready.fabric_id, ready.fabric, self._request.n_ranks)
@@ -339,19 +339,19 @@ class _Sweep:
 
 
 def _is_compared(points: Sequence[GridPoint], place: Place) -> bool:
-    """Whether NCCL's own choice and another setting were seen at a place."""
+    """Whether NCCL's own choice and another setting were measured at a place."""
     seen = [point.candidate for point in points if point.place == place and point.is_seen]
     return BASELINE in seen and len(seen) > 1
 
 
 def _free_name(name: str, taken: set[str]) -> str:
-    """`name`, or with a number behind it."""
+    """`name`, with a number appended if a job has it already."""
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(one for one in names if one not in taken)
 
 
 def ready_emulated(request: SweepRequest, collectives: Sequence[Collective]) -> Ready:
-    """What the workers would report: an emulated fabric is known without starting any."""
+    """The workers' report for an emulated fabric, which needs no workers."""
     fabric = fabrics.load(request.fabric or "")
     communicator = fabric.communicator(range(request.n_ranks))
     return Ready(
@@ -376,7 +376,7 @@ def _of(store: Store, fabric_id: str, communicator: CommunicatorClass) -> Array:
 
 
 def _refused(asked: Candidate, ran: MeasuredCalls) -> str:
-    """What NCCL ran instead of a setting, in words; empty where it ran that, at most on fewer channels."""
+    """What NCCL ran instead of a setting, in words; empty if it ran the setting, even on fewer channels."""
     setting = candidate_of(ran.algorithm, ran.protocol, ran.n_channels)
     is_known = setting.algorithm is not None and setting.protocol is not None
     if asked == BASELINE or not is_known or (setting.algorithm, setting.protocol) == (asked.algorithm, asked.protocol):
@@ -395,7 +395,7 @@ def _row(point: GridPoint, communicator: CommunicatorClass, outcome: Outcome) ->
 
 
 def _broken_row(point: GridPoint, communicator: CommunicatorClass) -> Array:
-    """A setting that did not work: what was asked for, without a duration."""
+    """A row for a setting that failed: the requested setting, without a duration."""
     row = _row(point, communicator, point.outcome)
     asked = point.candidate
     row["algorithm"] = UNKNOWN if asked.algorithm is None else asked.algorithm

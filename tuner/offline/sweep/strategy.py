@@ -1,4 +1,4 @@
-"""What a sweep measures next: the whole grid, or only what can still change the choice."""
+"""Chooses what a sweep measures next: the whole grid, or only points that can still change a choice."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ from .surrogate import (
 )
 
 LOOK_REPEATS: Final = 1
-"""Samples of one visit of the active sweep: until few settings are left, they differ by far more than samples do."""
+"""Samples of one visit of the active sweep: settings differ far more than samples until few are left."""
 BUDGET: Final = 0.125
-"""Samples that an active sweep may take, as a share of those that the full grid would take."""
+"""Samples that an active sweep may take, as a share of the full grid's."""
 VISIT_OCTAVES: Final = 2.0
-"""Distance between the places of one round: a visit changes what is expected at nearer places."""
+"""Distance between the places of one round: a visit changes expectations at nearer places."""
 N_DRAWS: Final = 512
 ASSUMED_DOUBT: Final = 0.01
-"""Least doubt of a choice where too few samples were repeated to tell their noise."""
+"""Least doubt of a choice if too few samples were repeated to show their noise."""
 Z_MEDIAN: Final = 3.4
 """Half width of a median's 95 % interval by order statistics in rounds of six, in standard errors of a mean."""
 LOOK_SHARE: Final = 0.9
-"""Share of the budget up to which places are visited that their neighbours alone have settled."""
+"""Share of the budget for visits to places that were settled by their neighbours alone."""
 LOOKS_PER_ROUND: Final = 8
 LEAST_WORTH: Final = 1e-4
 OWN_WORTH: Final = 3e-3
-"""Worth (log) of a look at NCCL's own choice: it changes no choice, but shows what the choice gains."""
+"""Worth (log) of a look at NCCL's own choice: it changes no choice, but shows a choice's gain."""
 OUTLIER_WORTH: Final = 0.1
-"""Worth (log) of a second look at a single sample that is an outlier; times the share of outliers near it."""
+"""Worth (log) of a second look at a single sample, if it is an outlier; times the share of outliers near it."""
 EXCEPTION_SHARE: Final = 0.05
 EXCEPTION_STD: Final = 1.0
-"""Of the algorithms and protocols never measured at a size, so many are unlike at its neighbours, and so far (log) off:
+"""Share of unmeasured algorithms and protocols that differ at a size from its neighbours, and their error (log):
 recordings show factors of three to ten, at single sizes.
 """
 EXPECTED_SHARE: Final = 0.3
-"""A place is settled, too, where the expected loss is below this share of the precision: ties need no decision."""
+"""A place is also settled if the expected loss is below this share of the precision: ties need no decision."""
 
 
 class Choice(NamedTuple):
-    """What a strategy would take at a place; `candidate` None: nothing works there."""
+    """A strategy's choice at a place; `candidate` None: no setting works there."""
 
     candidate: Candidate | None
     expected_us: float
@@ -66,44 +66,44 @@ class Choice(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A point worth a look, and what it might gain (log)."""
+    """A point worth a look, and its possible gain (log)."""
 
     point: GridPoint
     worth: float
 
 
 class Assessment(NamedTuple):
-    """On one place: what to visit next (None: settled), how likely the choice is wrong, what else to look at."""
+    """One place's next visit (None: settled), its choice's probability of being wrong, and other useful looks."""
 
     visit: GridPoint | None
     doubt: float
     choice: Choice
     look: Look | None
     first_looks: tuple[Look, ...] = ()
-    """At the algorithms and protocols that were never measured here and might win, one point of each."""
+    """One point of each algorithm and protocol that was never measured here and might win."""
 
 
 class Strategy(Protocol):
-    """Chooses rounds of visits until there is nothing left worth measuring."""
+    """Chooses rounds of visits until nothing is worth measuring."""
 
     def choices(self) -> dict[Place, Choice]:
-        """What the sweep chooses at each place, where that may be a point it never measured."""
+        """The sweep's choice at each place, which may be a point it never measured."""
 
     def next_round(self) -> list[GridPoint]:
-        """The points to visit next, in order; empty when the sweep is over."""
+        """The points to visit next, in order; empty: the sweep has ended."""
 
     def progress(self) -> tuple[int, int]:
         """(done, total), in the strategy's own unit; it may end before all are done."""
 
     def unsettled(self) -> set[Place]:
-        """Places whose choice is not sure yet."""
+        """Places whose choice is uncertain."""
 
     def expected_us(self) -> dict[tuple[Place, Candidate], float]:
-        """What settings should take, measured or not; empty where nothing is expected."""
+        """Expected times of settings, measured or not; empty: there are no expectations."""
 
 
 class FullGrid:
-    """Every point until it is precise; each round visits all that are not, in a new random order."""
+    """Visits every point until it is precise; each round visits all others, in a new random order."""
 
     def __init__(self, points: Sequence[GridPoint], precision: float, max_repeats: int, seed: int = 0) -> None:
         self._points = list(points)
@@ -111,7 +111,7 @@ class FullGrid:
         self._chance = random.Random(seed)
 
     def next_round(self) -> list[GridPoint]:
-        """All points that are not precise yet, shuffled, so that drift hits all alike."""
+        """All points that are not precise yet, shuffled, so that drift affects all alike."""
         left = [point for point in self._points if not point.is_done(self._precision, self._max_repeats)]
         self._chance.shuffle(left)
         return left
@@ -130,19 +130,18 @@ class FullGrid:
         return {point.place for point in self._points if not point.is_done(self._precision, self._max_repeats)}
 
     def expected_us(self) -> dict[tuple[Place, Candidate], float]:
-        """Empty: it expects nothing."""
+        """Empty: a full grid has no expectations."""
         return {}
 
 
 class Active:
-    """Visits what can still change a choice; over when the choice of every place is settled.
+    """Visits points that can still change a choice, until the choice of every place is settled.
 
-    A place is settled when, with the given confidence, no setting is more than `precision` faster than the
-    chosen one: so says the posterior (surrogate.py), which knows NCCL's cost and all samples of all sizes. So most
-    points are never visited, and a place between two sizes that agree may be settled by them alone. It ends early at
-    its budget, a share of the grid's samples; what a full sweep took before at some places costs no more of it than
-    those places' own share. Every choice is a pure function of the samples: a resumed sweep goes on as if it had never
-    ended.
+    A place is settled if, with the given confidence, no setting is more than `precision` faster than the chosen one.
+    The posterior (surrogate.py) of NCCL's cost and all samples of all sizes decides that. So most points are never
+    visited, and a place between two sizes that agree may be settled by them alone. The sweep ends early at its budget,
+    a share of the grid's samples. Samples of an earlier full sweep cost no more of it than their places' own share.
+    Every choice is a pure function of the samples, so a resumed sweep continues as if it had never ended.
     """
 
     def __init__(
@@ -174,10 +173,10 @@ class Active:
         self._roughness: dict[Place, float] = {}
 
     def next_round(self) -> list[GridPoint]:
-        """Visits at places so far apart that none changes what is expected at another, in random order."""
+        """Visits in random order, at places so far apart that none changes expectations at another."""
         self._judge()
         n_left, first_looks = self._visits_left(self._budget), self._first_looks()
-        if n_left <= len(first_looks):  # what is left is kept for them: a second look tells less than a first one
+        if n_left <= len(first_looks):  # the rest is for them, as first looks show more than second ones
             visits = first_looks[: min(n_left, LOOKS_PER_ROUND)]
             self._chance.shuffle(visits)
             return visits
@@ -195,7 +194,7 @@ class Active:
         return visits
 
     def _is_news_of(self, point: GridPoint, other: GridPoint) -> bool:
-        """Whether a visit to `other` is the first of its kind: it changes what is expected of `point` at any size."""
+        """Whether a visit to `other` is the first of its kind, which changes expectations of `point` at any size."""
         if point.place.collective is not other.place.collective or _kind(point) != _kind(other):
             return False
         return not any(
@@ -203,14 +202,14 @@ class Active:
         )
 
     def _visits_left(self, share: float) -> int:
-        """How many visits there are until `share` of what the full grid would take is taken."""
+        """Number of visits until `share` of the full grid's samples is used."""
         points = [point for found in self._by_place.values() for point in found]
         n_precise = (Z_MEDIAN * sample_noise([point for point in points if point.duration_us]) / self._precision) ** 2
         n_precise = min(max(MIN_REPEATS, n_precise), self._max_repeats)
-        # Where samples contradict each other, no interval closes before the cap.
+        # If samples contradict each other, no interval is narrow enough before the cap.
         n_grid = len(points) * (n_precise + self._outlier_share * (self._max_repeats - n_precise))
         n_looks = sum(len(point.duration_us) - point.n_full_samples for point in points)
-        # Of places that a full sweep measured, no more than their own share of the budget is spent.
+        # Places that a full sweep measured use no more than their own share of the budget.
         n_spared = sum(
             min(sum(point.n_full_samples for point in found), share * n_grid * len(found) / len(points))
             for found in self._by_place.values()
@@ -218,18 +217,18 @@ class Active:
         return max(0, int((share * n_grid - n_looks - n_spared) / LOOK_REPEATS))
 
     def _looks(self) -> list[GridPoint]:
-        """Visits to places that their neighbours alone have settled, while the sweep stays a small part of the grid.
+        """Visits to places that were settled by their neighbours alone, while the sweep is a small part of the grid.
 
-        First choices that were never measured at their place; then the likeliest unmeasured rivals of another
-        algorithm or protocol, which a smooth model cannot predict; last, choices with one sample, which may be an
-        outlier. A surprise reopens the place. The most doubtful places go first, a few at a time.
+        First come choices that were never measured at their place. Then come the likeliest unmeasured rivals of another
+        algorithm or protocol, which a smooth model cannot predict. Last come choices with one sample, which may be an
+        outlier. A surprise reopens the place. The most doubtful places come first, a few at a time.
         """
         looks = [assessment.look for assessment in self._assessments.values() if assessment.look is not None]
         looks.sort(key=lambda look: (-look.worth, look.point.place))
         return [look.point for look in looks[: min(self._visits_left(self._budget * LOOK_SHARE), LOOKS_PER_ROUND)]]
 
     def _first_looks(self) -> list[GridPoint]:
-        """All places' first looks, those that might gain most first."""
+        """First looks of all places, the largest possible gain first."""
         looks = [look for assessment in self._assessments.values() for look in assessment.first_looks]
         return [look.point for look in sorted(looks, key=lambda look: (-look.worth, look.point.place))]
 
@@ -243,7 +242,7 @@ class Active:
         return {place for place, assessment in self._assessments.items() if assessment.visit is not None}
 
     def expected_us(self) -> dict[tuple[Place, Candidate], float]:
-        """What the surrogate expects of every setting."""
+        """The surrogate's expectation for every setting."""
         return {
             (place, point.candidate): math.exp(log_us)
             for place, means in self._means.items()
@@ -251,7 +250,7 @@ class Active:
         }
 
     def choices(self) -> dict[Place, Choice]:
-        """What the sweep chooses at each place, measured there or not."""
+        """The sweep's choice at each place, measured there or not."""
         self._judge()
         return {place: assessment.choice for place, assessment in self._assessments.items()}
 
@@ -265,7 +264,7 @@ class Active:
                 self._assessments[place] = self._assess(self._by_place[place], expected, n_free)
 
     def _assess(self, points: Sequence[GridPoint], expected: Expected, n_free: int) -> Assessment:
-        """`n_free`: degrees of freedom with which the samples tell their own noise."""
+        """Assess a place; `n_free`: degrees of freedom of the samples' noise."""
         usable = [index for index, point in enumerate(points) if point.outcome is Outcome.ok]
         if not usable:
             return Assessment(None, 0.0, Choice(None, math.nan, math.nan, 0.0), None)
@@ -273,14 +272,14 @@ class Active:
         found = [points[index] for index in usable]
         mean, covariance = expected.mean[usable], expected.covariance[np.ix_(usable, usable)]
         best = int(np.argmin(mean))
-        # Only differences matter: what all settings of a place share is no doubt about the choice.
+        # Only differences matter: an error that all settings of a place share is no doubt about the choice.
         difference = covariance - covariance[:, [best]] - covariance[[best], :] + covariance[best, best]
         lower = np.linalg.cholesky(difference + 1e-10 * np.eye(len(usable)))
         edges = (mean[best] - mean)[None, :] + draw_scales(n_free + USUAL_WEIGHT) * draws(len(usable)) @ lower.T
         edges[:, best] = 0.0
         regret = edges.max(axis=1)
         gains = np.maximum(edges, 0.0).mean(axis=0)
-        # So many draws tell no more; and while the noise is an assumption, so is any certainty.
+        # The number of draws limits the confidence; so does noise that is only assumed.
         least = 0.5 / (N_DRAWS + 1) if n_free >= MIN_FREE else ASSUMED_DOUBT
         doubt = max(least, float(np.mean(regret > self._precision)))
         own_us = math.exp(expected.mean[0]) if points[0].candidate == BASELINE else math.nan
@@ -305,11 +304,11 @@ class Active:
 def _look(
     points: Sequence[GridPoint], best: int, gains: Floats, is_vague: NDArray[np.bool_], again_worth: float
 ) -> Look | None:
-    """The choice if it was never measured here, then the rival of another kind that might gain most, then it again.
+    """A look at an unmeasured choice, else at the best rival of another kind, else at the choice again.
 
-    Rivals that promise more than OWN_WORTH come before NCCL's own choice, others after it, where `is_vague` says that
-    its distance to the choice is not known: users read that distance as the gain. Where samples often contradict each
-    other, one sample proves little: `again_worth` is the worth of a second one.
+    If `is_vague`, the distance of NCCL's own choice to the choice is unknown, and users read that distance as the gain.
+    Rivals that promise more than OWN_WORTH then come before NCCL's own choice, others after it. If samples often
+    contradict each other, one sample proves little: `again_worth` is the worth of a second one.
     """
     chosen = points[best]
     if not chosen.duration_us:
@@ -335,7 +334,7 @@ def _look(
 
 
 def _first_looks(looks: Sequence[Look]) -> tuple[Look, ...]:
-    """Of each algorithm and protocol the look that might gain most, if that is worth anything."""
+    """For each algorithm and protocol, the look with the largest possible gain, if any has one."""
     best: dict[tuple[int | None, int | None], Look] = {}
     for look in looks:
         known = best.setdefault(_kind(look.point), look)
@@ -363,11 +362,11 @@ def draws(n_points: int) -> Floats:
 
 @lru_cache(maxsize=128)
 def draw_scales(n_free: int) -> Floats:
-    """By which factor a spread may be off that was estimated with `n_free` degrees of freedom, shape (N_DRAWS, 1).
+    """Draws of the ratio of true to estimated spread, for `n_free` degrees of freedom, shape (N_DRAWS, 1).
 
-    Normal draws times these are draws of Student's t: of few samples even the spread is not known.
+    Normal draws times these are draws of Student's t, as few samples do not show the spread exactly.
     """
-    from scipy.special import chdtri  # late: commands that sweep nothing do without
+    from scipy.special import chdtri  # imported here, as only sweeps need it
 
     shares = np.random.default_rng(0).permutation((np.arange(N_DRAWS) + 0.5) / N_DRAWS)
     scales: Floats = np.sqrt(n_free / chdtri(n_free, shares))[:, None]

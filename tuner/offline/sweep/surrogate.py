@@ -1,9 +1,9 @@
-"""What a sweep expects of every point of one collective, given the few that were measured.
+"""A sweep's expectations of every point of one collective, given the few measured ones.
 
-The posterior is the policy's (tuner/modeling/posterior.py). A sweep has the samples of one quiet machine, all at hand,
-so it fits one scale to them: how far off guesses are in general, on a smooth machine or on a rugged one.
+The posterior is the policy's (tuner/modeling/posterior.py). A sweep has all samples of one quiet machine. So it fits
+one scale to them: the general error of guesses on this machine.
 
-All is a pure function of the measurements: a resumed sweep gets the same.
+Everything is a pure function of the measurements, so a resumed sweep gets the same.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from ...modeling.posterior import Column, Known, fitted_scale, joint
 from .grid import GridPoint, Place
 
 COMMON_STD: Final = 2.0
-"""How far off (log) all guesses may be together: it is no doubt about a choice."""
+"""Common error (log) of all guesses, which causes no doubt about a choice."""
 UNKNOWN_US: Final = 150.0
-"""Guess where nothing is known of any point."""
+"""Guess if nothing is known of any point."""
 USUAL_NOISE: Final = 0.04
-"""Standard deviation of one sample's log that is assumed while there are few samples."""
+"""Assumed standard deviation of one sample's log while there are few samples."""
 LEAST_NOISE: Final = 0.002
 USUAL_WEIGHT: Final = 4
 """The usual noise counts as this many degrees of freedom."""
 MIN_FREE: Final = 6
-"""Degrees of freedom below which the samples alone give no estimate."""
+"""With fewer degrees of freedom, samples alone give no estimate."""
 FAR_DEVIATIONS: Final = 4.0
 MIN_FIT_POINTS: Final = 6
 MEDIAN_EFFICIENCY: Final = math.pi / 2
 """Variance of a median over that of a mean, of more than two samples."""
 _MAD_TO_SIGMA: Final = 1.3 * 1.4826
-"""1.4826 for a normal distribution, and 1.3 since the median of few samples lies close to them."""
+"""1.4826 for a normal distribution, times 1.3 since the median of few samples lies close to them."""
 
 
 class Expected(NamedTuple):
@@ -50,7 +50,7 @@ class Surrogate:
     """The points of one collective.
 
     Args:
-        correction: what earlier jobs taught; None: nothing.
+        correction: the correction learned from earlier jobs; None: none.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Surrogate:
         guess[~known] = guess[known].mean() if known.any() else math.log(UNKNOWN_US)
 
     def expected(self) -> dict[Place, Expected]:
-        """Of every place, given all samples so far."""
+        """Expectations of every place, given all samples so far."""
         self._show()
         measured = [at for at, point in enumerate(self._points) if point.duration_us and point.outcome is Outcome.ok]
         points = [self._points[at] for at in measured]
@@ -100,7 +100,7 @@ class Surrogate:
         return {place: Expected(*one) for place, one in zip(self._at, found, strict=True)}
 
     def _show(self) -> None:
-        """What each point is now known to run."""
+        """Update the settings that points are known to run."""
         n_available = self._costs.max_channels(self._communicator)
         settings = [self._shown(point) for point in self._points]
         channels = np.log2([max(1, setting.n_channels or n_available) for setting in settings])
@@ -109,7 +109,7 @@ class Surrogate:
         self._table[:, Column.octaves_fewer] = np.maximum(0.0, math.log2(n_available) - channels)
 
     def _shown(self, point: GridPoint) -> Candidate:
-        """What the point runs: for the baseline what ran, else what NCCL is expected to choose."""
+        """The point's setting: for the baseline, the one that ran, or else NCCL's expected choice."""
         if point.candidate != BASELINE:
             return point.candidate
         default = self._costs.default(self._communicator, point.place.collective, point.place.message_bytes)
@@ -117,13 +117,13 @@ class Surrogate:
 
 
 def sample_noise(points: Sequence[GridPoint]) -> float:
-    """Standard deviation of one sample's log: USUAL_NOISE and the samples' own, weighed by degrees of freedom."""
+    """Standard deviation of one sample's log: USUAL_NOISE and the samples' own, weighted by degrees of freedom."""
     squares, n_free = _pooled_squares(points)
     return max(LEAST_NOISE, math.sqrt((squares + USUAL_WEIGHT * USUAL_NOISE**2) / (n_free + USUAL_WEIGHT)))
 
 
 def noise_freedom(points: Sequence[GridPoint]) -> int:
-    """Degrees of freedom with which samples tell their own noise; `sample_noise` adds USUAL_WEIGHT."""
+    """Degrees of freedom of the samples' own noise; `sample_noise` adds USUAL_WEIGHT."""
     return _pooled_squares(points)[1]
 
 
@@ -142,7 +142,7 @@ def _pooled_squares(points: Sequence[GridPoint]) -> tuple[float, int]:
     found = [
         np.abs(np.log(point.duration_us) - math.log(point.median_us)) for point in points if len(point.duration_us) > 1
     ]
-    # The median of an odd number lies on one of them, which tells nothing.
+    # The median of an odd number of samples is one of them, whose deviation of 0 shows nothing.
     told = [one for deviations in found for one in deviations.tolist() if one > 0]
     limit = FAR_DEVIATIONS * _MAD_TO_SIGMA * float(np.median(told)) if told else math.inf
     kept = [deviations for deviations in found if deviations.max() <= limit]

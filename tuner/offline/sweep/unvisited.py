@@ -1,4 +1,4 @@
-"""Why a sweep did not visit a setting: each has a reason, and the reasons are few."""
+"""Reasons why a sweep did not visit settings."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Why(enum.Enum):
     """Why a setting was not visited."""
 
     slower = "slower"
-    """All samples together expect it to be slower than the choice of its size by more than the wanted precision."""
+    """All samples together predict it to be slower than its size's choice by more than the wanted precision."""
     tie = "tie"
-    """They expect it to be within the wanted precision of the choice."""
+    """All samples together predict it to be within the wanted precision of the choice."""
     budget = "budget"
-    """The choice of its size is open, and the samples that the budget allows were taken."""
+    """Its size's choice is not settled, and the budget's samples were taken."""
     known = "known"
     """An earlier sweep measured it."""
     broken = "broken"
-    """It hung, failed or was refused in an earlier sweep, or it or its kind did so at other sizes."""
+    """It hung, failed or was refused in an earlier sweep, or it or its kind did at other sizes."""
     ended = "ended"
     """The sweep was interrupted, or given up, before its turn."""
 
@@ -38,7 +38,7 @@ class Unvisited(msgspec.Struct, frozen=True):
     setting: str
     why: Why
     slower_percent: float | None = None
-    """By how much it is expected to be slower than the choice of its size; None: nothing is expected."""
+    """Expected slowdown against its size's choice; None: there is no expectation."""
 
 
 def unvisited(
@@ -52,12 +52,12 @@ def unvisited(
     """The points of a sweep that it did not visit.
 
     Args:
-        visited: ids of the Python objects of those that were.
-        precision: share by which a setting has to be slower than the choice to be worse.
+        visited: `id`s of the visited points' Python objects.
+        precision: share by which a setting must be slower than the choice to count as slower.
         was_cut: whether the sweep was interrupted or given up.
 
     Yields:
-        One each, in the order of the grid.
+        One for each point, in the order of the grid.
     """
     choices, expected_us, open_places = strategy.choices(), strategy.expected_us(), strategy.unsettled()
     for point in points:

@@ -1,7 +1,7 @@
-"""One rank of a sweep: runs the settings it is told to, in one process group, by switching plans.
+"""One rank of a sweep: runs requested settings in one process group by switching plans.
 
-Started by workers.py with the usual torch.distributed environment; commands come on stdin, replies
-go to stdout. torch is imported in here only. The process ends with its parent, whatever happens to that.
+workers.py starts it with the usual torch.distributed environment; commands come on stdin, replies go to stdout. Only
+this module of the sweep imports torch. The process ends with its parent, however that ends.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from .protocol import (
 )
 
 PROBE_BYTES: Final = (1 << 20, 1 << 14, 1 << 26)
-"""Cost tables are asked for at about these sizes; that of the first shows what is offered."""
+"""Cost tables are read at about these sizes; the first one shows the offered settings."""
 TIMED_WAIT_S: Final = 5.0
-"""How long to wait for the profiler's records of collectives that have ended."""
+"""Longest wait for the profiler's records of collectives that have ended."""
 _ENTIRE_RANGE: Final = 2**62
 
 
@@ -63,7 +63,7 @@ class Worker:
             init_method=init_method,
             rank=self._rank,
             world_size=self._n_ranks,
-            timeout=timedelta(days=1),  # the sweep watches over its settings itself
+            timeout=timedelta(days=1),  # the sweep has timeouts of its own
         )
         self._communicator = CommunicatorClass(self._n_ranks, 1)
         self._buffers: dict[tuple[Collective, int], tuple[Any, Any]] = {}
@@ -71,7 +71,7 @@ class Worker:
         self._plugin.set_recording(True)
 
     def probe(self, collectives: tuple[Collective, ...]) -> Ready:
-        """See what NCCL offers for `collectives`: run each once under its own choice."""
+        """Find what NCCL offers for `collectives` by running each once under its own choice."""
         from ....agent.machine import identity
         from ....agent.nccl.catalog import ASKS_CHUNK_SIZE_SINCE
 
@@ -142,14 +142,14 @@ class Worker:
         self._dist.destroy_process_group()
 
     def _adopt(self, epoch: int, collective: Collective, candidate: Candidate) -> None:
-        """Load and flip a plan with that setting; every rank does so between the same two collectives."""
+        """Load and adopt a plan with that setting; every rank does so between the same two collectives."""
         row = PlanRow(self._communicator, collective, Phase.other, 1, _ENTIRE_RANGE, candidate)
         self._plugin.load_plan(Plan(epoch, () if candidate == BASELINE else (row,)))
         if not self._plugin.flip(epoch):
             raise RuntimeError(f"the plan of epoch {epoch} could not be adopted")
 
     def _timed(self, command: Measure) -> np.ndarray[Any, Any]:
-        """The profiler's records; on a GPU they come a little after the collectives."""
+        """The profiler's records; on a GPU they arrive a little after the collectives."""
         blocks: list[np.ndarray[Any, Any]] = []
         deadline_s = time.monotonic() + TIMED_WAIT_S
         while sum(map(len, blocks)) < command.n_repeats and time.monotonic() < deadline_s:
@@ -173,7 +173,7 @@ class Worker:
             self._torch.cuda.synchronize()
 
     def _tensors(self, collective: Collective, message_bytes: int) -> tuple[Any, Any]:
-        """(input, output) of float32; message_bytes is what the larger one holds."""
+        """(input, output) of float32; the larger one has `message_bytes`."""
         key = (collective, message_bytes)
         if key not in self._buffers:
             torch, n_whole = self._torch, message_bytes // 4
@@ -183,7 +183,7 @@ class Worker:
             source = torch.empty(n_in, dtype=torch.float32, device=self._device)
             in_place = collective in (Collective.all_reduce, Collective.broadcast)
             output = source if in_place else torch.empty(n_out, dtype=torch.float32, device=self._device)
-            self._buffers = {key: (source, output)}  # one size at a time: sweeps go up to gigabytes
+            self._buffers = {key: (source, output)}  # only one size is kept, as sweeps go up to gigabytes
             source.fill_(1.0)
         return self._buffers[key]
 
@@ -225,7 +225,7 @@ def main(arguments: list[str]) -> None:
     end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # whatever a library prints goes to the log, not among the replies
+    os.dup2(2, 1)  # libraries' output goes to the log, not among the replies
 
     def reply(message: Reply) -> None:
         replies.write(to_line(message))

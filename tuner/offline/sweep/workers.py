@@ -1,4 +1,4 @@
-"""The worker processes of a sweep: started together, watched, and killed together when one is stuck."""
+"""The worker processes of a sweep: started together, watched, and killed together if one hangs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .protocol import ASK_CHUNK_SIZE, Failed, Measure, MeasuredCalls, Ready, Rep
 
 START_TIMEOUT_S: Final = 90.0
 GRACE_S: Final = 1.0
-"""After one rank failed, how long to wait for the others' messages."""
+"""Wait for the other ranks' messages after one rank has failed."""
 
 
 class GroupFailure(Exception):
-    """The group has ended: a setting hung or failed. Users do not see this: the sweep records it and goes on."""
+    """The group has ended, as a setting hung or failed; the sweep records that and goes on."""
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
         super().__init__(reason)
@@ -68,7 +68,7 @@ class WorkerGroup:
                         stdout=subprocess.PIPE,
                         stderr=log,
                         env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                        start_new_session=True,  # Ctrl-C is for the sweep, which then stops them
+                        start_new_session=True,  # Ctrl-C only reaches the sweep, which then stops the workers
                     )
                 )
             self.ready = self._started()
@@ -87,10 +87,10 @@ class WorkerGroup:
         self.kill()
 
     def measure(self, command: Measure, timeout_s: float) -> list[MeasuredCalls]:
-        """What every rank measured.
+        """Every rank's measurement.
 
         Raises:
-            GroupFailure: it hung or failed; the group is dead.
+            GroupFailure: the setting hung or failed; the group has ended.
         """
         line = to_line(command)
         for process in self._processes:
@@ -104,7 +104,7 @@ class WorkerGroup:
         return [reply for reply in replies if isinstance(reply, MeasuredCalls)]
 
     def stop(self) -> None:
-        """Let the workers leave in good order."""
+        """Let the workers leave the process group and end."""
         for process in self._processes:
             if process.stdin is not None and process.poll() is None:
                 try:
@@ -147,7 +147,7 @@ class WorkerGroup:
         return first
 
     def _gather(self, timeout_s: float) -> list[Reply]:
-        """One reply of every rank."""
+        """One reply from every rank."""
         replies: list[Reply | None] = [None] * len(self._processes)
         deadline_s = time.monotonic() + timeout_s
         failure: GroupFailure | None = None
@@ -173,7 +173,7 @@ class WorkerGroup:
         return [reply for reply in replies if reply is not None]
 
     def _read(self, rank: int, descriptor: int) -> Reply | None:
-        """The rank's reply once its line is whole; a closed pipe is a failure."""
+        """The rank's reply once its line is complete; a closed pipe is a failure."""
         text = os.read(descriptor, 1 << 16)
         self._pending[rank] += text
         if not text:
@@ -198,5 +198,5 @@ class WorkerGroup:
 
 
 def joined_us(ranks: Sequence[MeasuredCalls]) -> list[float]:
-    """Durations joined over ranks: of each collective the shortest one, that of the last rank to arrive (us)."""
+    """Durations joined over ranks (us): each collective's is that of the last rank to arrive, the shortest."""
     return [min(seen) for seen in zip(*(one.duration_us for one in ranks), strict=True)]

@@ -1,4 +1,4 @@
-"""What NCCL's own library believes of a cluster, as a fabric file states it."""
+"""The belief of NCCL's own library about a cluster, for a fabric file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _QUICKLY_CONNECTED: Final = Candidate(Algorithm.ring, Protocol.simple, 1)
 
 
 class Believed(NamedTuple):
-    """What a release believes of one communicator."""
+    """A release's belief about one communicator."""
 
     topology: Topology
     release: str
@@ -34,13 +34,13 @@ class Believed(NamedTuple):
 
 
 def ask(library: Path, cluster: Cluster) -> Believed:
-    """Have the library search the cluster's topology, and compare its cost tables with what follows from that.
+    """Let the library search the cluster's topology, and compare its cost tables with the resulting belief.
 
     Args:
         library: a libnccl.so.2.
 
     Raises:
-        UserError: the ranks do not fit the topology, a file is not what it should be, or the release is too old.
+        UserError: the ranks do not fit the topology, a file is invalid, or the release is too old.
         PluginError: the library failed.
     """
     if (nccl := Libnccl(library)).version < MODELLED_SINCE:
@@ -64,6 +64,6 @@ def ask(library: Path, cluster: Cluster) -> Believed:
 
 
 def _rows(cluster: Cluster) -> Sequence[PlanRow]:
-    """A plan under which no call has NCCL connect more than a ring: its tables are the same."""
+    """A plan with which NCCL connects only rings, as the cost tables are the same."""
     place = CommunicatorClass(cluster.n_ranks, cluster.n_nodes)
     return [PlanRow(place, each, Phase.other, 1, 1 << 40, _QUICKLY_CONNECTED) for each in _COLLECTIVES]

@@ -32,14 +32,14 @@ class Added(msgspec.Struct, frozen=True):
     n_nodes: int
     ranks_per_node: int
     worst_relative_error: float
-    """By which the fabric's belief misses any of NCCL's estimates at most."""
+    """Largest relative error of the fabric's belief against NCCL's estimates."""
 
 
 def check_name(name: str, *, force: bool) -> None:
-    """Refuse what cannot be the name of a new fabric.
+    """Refuse a name that a new fabric cannot have.
 
     Raises:
-        UserError: it is no name, is taken by zerotune, or by a fabric of the user's, which `force` would replace.
+        UserError: it is invalid, or zerotune or a fabric of the user has it; `force` replaces the latter.
     """
     if not _NAME.fullmatch(name):
         raise UserError(f"{name!r} cannot be the name of a fabric", "use 1 to 64 letters, digits, - and _")
@@ -54,14 +54,14 @@ def check_name(name: str, *, force: bool) -> None:
 def add(
     name: str, topology: Path, *, n_nodes: int, ranks_per_node: int | None, library: Path, force: bool = False
 ) -> Added:
-    """Make a fabric of a topology file, with what NCCL believes of it, in the user's folder.
+    """Make a fabric from a topology file and NCCL's belief about it, in the user's folder.
 
     Args:
-        ranks_per_node: GPUs of a node that take part; None: all.
+        ranks_per_node: GPUs of a node to use; None: all.
         library: a libnccl.so.2.
 
     Returns:
-        Where it is, and how exact.
+        The fabric's path and its errors.
 
     Raises:
         UserError: the name, the file or the numbers cannot be used, or the folder cannot be written.
@@ -103,10 +103,10 @@ def add(
 
 
 def remove(name: str) -> None:
-    """Remove a fabric of the user's.
+    """Remove a fabric of the user.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: the user has no fabric of this name.
     """
     if name in fabric.names():
         raise UserError(f"{name} is a fabric that zerotune ships", "only those that were added can be removed")

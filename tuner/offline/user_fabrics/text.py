@@ -1,4 +1,4 @@
-"""A fabric file in which NCCL is right: its belief is the truth."""
+"""Writes a fabric file in which NCCL's belief is the truth."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ....store.records import Algorithm, Collective, CommunicatorClass, Protocol
 
 
 class _Figures(NamedTuple):
-    """Of the datacenter GPU that has a compute capability, by its maker's datasheet."""
+    """Datasheet figures of the datacenter GPU with a compute capability."""
 
     tflops: float
-    """Dense, 16 bit."""
+    """Dense TFLOP/s in 16 bits."""
     memory_gbs: float
     memory_mb: float
 
@@ -28,16 +28,16 @@ _DATASHEETS: Final = {
     80: _Figures(312, 2039, 80e3), 86: _Figures(150, 696, 48e3), 89: _Figures(362, 864, 48e3),
     90: _Figures(990, 3350, 80e3), 100: _Figures(2250, 8000, 180e3), 120: _Figures(210, 1792, 32e3),
 }  # fmt: skip
-"""From this compute capability on: P100, V100, T4, A100, A40, L40S, H100, B200, RTX 5090."""
+"""Figures by least compute capability: P100, V100, T4, A100, A40, L40S, H100, B200, RTX 5090."""
 
 
 def fabric_text(name: str, release: str, gpu: Gpu, one_node: Topology | None, many_nodes: Topology | None) -> str:
     """The file's content.
 
     Args:
-        name: of the fabric; its topology file lies beside it under the same name.
-        one_node: what NCCL believes of a node; None: it has one rank.
-        many_nodes: what it believes of all nodes; None: there is one.
+        name: the fabric's name; its topology file lies beside it under the same name.
+        one_node: NCCL's belief about a node; None: a node has one rank.
+        many_nodes: NCCL's belief about all nodes; None: there is one node.
     """
     inside, largest = one_node or many_nodes, many_nodes or one_node
     assert inside is not None
@@ -112,7 +112,7 @@ def _fields(cell: StatedCell) -> str:
 
 
 def _toml(value: object) -> str:
-    """As TOML wants it; strings here are names of NCCL's."""
+    """A value as TOML; strings here are names of NCCL."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

@@ -1,7 +1,7 @@
 """NCCL Inspector (2.28 and newer): one JSON object per line and collective.
 
-`coll_msg_size_bytes` is per rank for all_gather and reduce_scatter; times are whole microseconds. NVIDIA's has neither
-algorithm nor protocol nor data type; AMD's for RCCL has `coll_algo`, `coll_proto` and `coll_n_channels`.
+`coll_msg_size_bytes` is per rank for all_gather and reduce_scatter; times are whole microseconds. NVIDIA's lines lack
+algorithm, protocol and data type; AMD's lines for RCCL have `coll_algo`, `coll_proto` and `coll_n_channels`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..left_out import LeftOut
 from ..records import MAX_CHANNELS, UNKNOWN_U1, Block, Summary, communicator_id, empty_block
 
 
-# Short-lived and without cycles: the garbage collector need not look at every one (`gc=False`).
+# These objects are short-lived and without cycles, so the garbage collector may skip them (`gc=False`).
 class _Header(msgspec.Struct, gc=False):
     id: str | int = ""
     rank: int = 0
@@ -46,7 +46,7 @@ class _Performance(msgspec.Struct, gc=False):
 
 class _Line(msgspec.Struct, gc=False):
     header: msgspec.Raw
-    """Not decoded here: a file has few distinct headers, and each of them is decoded once."""
+    """Left undecoded: a file has few distinct headers, and each is decoded once."""
     coll_perf: _Performance | None = None
 
 
@@ -66,7 +66,7 @@ Numbers = NDArray[np.float64]
 
 
 def matches(begin: bytes) -> bool:
-    """JSON lines with a performance part."""
+    """Whether the file has JSON lines with a performance part."""
     return begin.lstrip().startswith(b"{") and b'"coll_perf"' in begin and b'"header"' in begin
 
 
@@ -147,7 +147,7 @@ def _block(lines: list[_Line], summary: Summary) -> Block:
 
 
 def _headers(texts: list[bytes]) -> Block:
-    """Rows with the values of their headers; lets the decoder's errors pass."""
+    """Rows with the values of their headers; does not catch the decoder's errors."""
     places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
     rows = empty_block(len(places))
     for name, values in zip(_HEADER_COLUMNS, zip(*map(_header, places), strict=True), strict=False):
@@ -164,7 +164,7 @@ def _header(text: bytes) -> tuple[int, ...]:
 
 
 def _setting(algorithm: str, protocol: str, n_channels: int) -> tuple[int, int, int]:
-    """Algorithm, protocol and channels as in AMD's lines; unknown where a line lacks them."""
+    """Algorithm, protocol and channels as in AMD's lines; unknown if a line lacks them."""
     try:
         return parse_algorithm(algorithm), parse_protocol(protocol), n_channels if 0 < n_channels <= MAX_CHANNELS else 0
     except UserError:
@@ -172,7 +172,7 @@ def _setting(algorithm: str, protocol: str, n_channels: int) -> tuple[int, int, 
 
 
 def _looked_up(names: list[str], find: Callable[[str], int]) -> NDArray[np.uint8]:
-    """`find` of each name, asked once per distinct one."""
+    """The result of `find` for each name; equal names are looked up once."""
     known = {name: find(name) for name in set(names)}
     return np.fromiter(map(known.__getitem__, names), np.uint8, len(names))
 

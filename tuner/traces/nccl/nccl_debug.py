@@ -1,12 +1,12 @@
 """NCCL_DEBUG logs of NCCL 2.20 to 2.30 and RCCL: calls (COLL), selections (TUNING), communicators (INIT).
 
-COLL lines are one per call and rank; their count is one rank's share where ranks have shares. TUNING lines
-come from rank 0 only; their bytes are total up to 2.23 and per rank from 2.24 on. Where a log has COLL lines,
+Each call has one COLL line per rank; its count is one rank's share if ranks have shares. TUNING lines
+come from rank 0 only; their bytes are total up to 2.23 and per rank from 2.24 on. If a log has COLL lines,
 they become the records and take the setting of the selection with the same collective and bytes, if only one
-was made; otherwise the selections themselves are the records. Logs have no durations.
+was made. Otherwise the selections themselves are the records. Logs have no durations.
 
-In newer releases opCount may stay at 0, and calls of one group share theirs. Where it does not number a rank's calls,
-their order on the communicator does.
+In newer releases opCount may stay at 0, and calls of one group share it. If it does not number a rank's calls,
+their order on the communicator numbers them.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ _PER_RANK_SINCE: Final = (2, 24)
 MAX_SELECTIONS: Final = 1 << 20
 """Distinct lines that are kept, so that memory stays bounded."""
 MIN_NUMBERED: Final = 4096
-"""Calls of which opCount is looked at before it is believed."""
+"""Calls whose opCount is checked before it is used."""
 _ONE_CALLER: Final = ["comm_id", "collective", "rank"]
 _NO_SETTING: Final = (UNKNOWN_U1, UNKNOWN_U1, 0)
 
 
 def matches(begin: bytes) -> bool:
-    """NCCL's prefix."""
+    """Whether lines have NCCL's prefix."""
     return b"NCCL INFO" in begin
 
 
@@ -81,7 +81,7 @@ class _Communicator:
     comm_id: int = 0
 
     def agrees(self, other: _Communicator) -> bool:
-        """Whether both may be one communicator."""
+        """Whether both may describe one communicator."""
         told = ((self.n_nodes, other.n_nodes), (self.comm_id, other.comm_id))
         is_one_shape = (self.rank, self.n_ranks) == (other.rank, other.n_ranks)
         return is_one_shape and all(mine == its or not mine or not its for mine, its in told)
@@ -89,20 +89,20 @@ class _Communicator:
 
 @dataclass
 class _Log:
-    """What the first reading of a log finds."""
+    """Results of the first reading of a log."""
 
     version: tuple[int, int] = (0, 0)
     is_mixed: bool = False
-    """Whether runs of NCCL before and since 2.24 are in it, which count bytes differently."""
+    """Whether the log has runs of NCCL before and since 2.24, which count bytes differently."""
     communicators: dict[tuple[bytes, bytes], _Communicator] = field(default_factory=dict)
-    """Process and address -> the communicator that is there."""
+    """Process and address -> the communicator at this address."""
     earlier: list[tuple[bytes, _Communicator]] = field(default_factory=list)
-    """Process -> communicators at whose address another one was made later."""
+    """Process -> communicators whose address a later one reused."""
     has_calls: bool = False
     has_numbers: bool = True
-    """Whether opCount is another one for each of a rank's calls, as far as the first of them show."""
+    """Whether opCount differs for each of a rank's first calls."""
     process_ranks: dict[bytes, int] = field(default_factory=dict)
-    """The rank of each process, where it has one: that in its largest communicator, under which all its calls go."""
+    """The rank of each process in its largest communicator, which all its calls get."""
     selections: dict[tuple[int, int, int], set[tuple[int, int, int]]] = field(default_factory=lambda: defaultdict(set))
     """(collective, message bytes, n_ranks) -> settings chosen."""
 
@@ -127,7 +127,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 
 def _pieces(path: Path, log: _Log, summary: Summary) -> Iterator[bytes]:
-    """Pieces of the file, with the communicators in `log` that are there then if a later one took an address."""
+    """Pieces of the file; `log` has the communicators of that time if addresses were reused."""
     if not log.earlier:
         yield from line_chunks(path, summary)
         return
@@ -147,8 +147,8 @@ def _survey(path: Path, summary: Summary) -> _Log:
     log = _Log()
     has_selections, n_numbered = False, 0
     for chunk in line_chunks(path):
-        # Few pieces of a long log need the patterns; a search for a word is many times as fast, one for a rare
-        # character faster still.
+        # Few pieces of a long log need the patterns. A search for a word is many times faster, and a search for a rare
+        # character is faster still.
         for found in _VERSION.finditer(chunk) if b"CCL version" in chunk else ():
             version = int(found[1]), int(found[2])
             log.version = log.version if log.version[0] else version
@@ -194,7 +194,7 @@ def _communicator(host: bytes, found: re.Match[bytes], log: _Log) -> None:
 
 
 def _process_ranks(log: _Log) -> dict[bytes, int]:
-    """By process, its rank in its largest communicator; left out if it has several there, one for each of its GPUs."""
+    """Rank of each process in its largest communicator; a process with several GPUs, hence ranks, is left out."""
     largest: dict[bytes, tuple[int, set[int]]] = {}
     living = ((host, known) for (host, _), known in log.communicators.items())
     for host, known in (*log.earlier, *living):
@@ -207,7 +207,7 @@ def _process_ranks(log: _Log) -> dict[bytes, int]:
 
 
 def _learn_selections(path: Path, log: _Log) -> None:
-    """Learn what was chosen for which bytes, before any call is read: a selection may follow its call in the log."""
+    """Collect selections before reading any call: a selection may follow its call in the log."""
     for chunk in line_chunks(path):
         if b">" not in chunk or len(log.selections) >= MAX_SELECTIONS:
             continue
@@ -233,7 +233,7 @@ def _records(
     log: _Log,
     summary: Summary,
 ) -> Block:
-    """Records of the lines with a mark. What many lines share, before and after their numbers, is looked up once."""
+    """Records of the lines with a mark. Parts that many lines share are looked up once."""
     n_lines = len(mark.findall(chunk))
     kinds: dict[tuple[bytes, bytes], int] = {}
     examples: list[re.Match[bytes]] = []
@@ -268,12 +268,12 @@ def _records(
 
 
 def _call(found: re.Match[bytes], log: _Log, row: Any) -> int | LeftOut:
-    """Fill in what all calls of one operation, type and communicator share; bytes per count, or why none is usable."""
+    """Fill in what calls of one operation, type and communicator share; returns bytes per count, or why not usable."""
     collective, width = find_collective(found["name"].decode()), datatype_bytes(int(found["datatype"]))
     if collective is None or width is None or collective in POINT_TO_POINT:
         return LeftOut.point_to_point_or_unknown
     known, n_ranks = log.communicators.get((found["host"], found["comm"])), int(found["n_ranks"])
-    if known is None or known.n_ranks != n_ranks:  # another one was at this address
+    if known is None or known.n_ranks != n_ranks:  # another communicator was at this address
         known = _Communicator(UNKNOWN_U4, n_ranks)
     row["collective"], row["datatype"], row["n_ranks"] = collective, int(found["datatype"]), n_ranks
     row["n_nodes"], row["rank"] = known.n_nodes, log.process_ranks.get(found["host"], known.rank)
@@ -282,7 +282,7 @@ def _call(found: re.Match[bytes], log: _Log, row: Any) -> int | LeftOut:
 
 
 def _choice(found: re.Match[bytes], log: _Log, row: Any) -> int | LeftOut:
-    """Fills in what all selections of one kind share."""
+    """Fill in the fields that all selections of one kind share."""
     if not found["name"]:
         return LeftOut.selection_without_collective
     collective, setting = find_collective(found["name"].decode()), _setting(found)
@@ -306,7 +306,7 @@ def _choice(found: re.Match[bytes], log: _Log, row: Any) -> int | LeftOut:
 
 
 def _setting(found: re.Match[bytes]) -> tuple[int, int, int] | None:
-    """Algorithm, protocol and channels; unknown for kernels on symmetric memory, None where NCCL has no such names."""
+    """Algorithm, protocol and channels; unknown for kernels on symmetric memory, None for unknown names."""
     if found["kernel"]:
         return _NO_SETTING
     try:
@@ -318,7 +318,7 @@ def _setting(found: re.Match[bytes]) -> tuple[int, int, int] | None:
 
 
 def _apply_selections(block: Block, log: _Log) -> None:
-    """Gives calls the setting of the selection for their collective and bytes, if there was only one."""
+    """Give calls the setting of the selection for their collective and bytes, if there is only one."""
     shapes, inverse = np.unique(block[["collective", "message_bytes", "n_ranks"]], return_inverse=True)
     settings = np.empty((len(shapes), 3), np.uint8)
     for index, shape in enumerate(shapes.tolist()):
@@ -328,7 +328,7 @@ def _apply_selections(block: Block, log: _Log) -> None:
 
 
 def _number(records: Block, counters: SequenceNumbers) -> None:
-    """Sequence numbers per (communicator, collective, rank), going on from block to block."""
+    """Sequence numbers per (communicator, collective, rank), which continue over blocks."""
     callers, caller = np.unique(records[_ONE_CALLER], return_inverse=True)
     for index, (comm_id, collective, rank) in enumerate(callers.tolist()):
         mine = caller.ravel() == index

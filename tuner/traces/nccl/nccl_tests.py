@@ -46,21 +46,21 @@ _STARTING: Final = re.compile(rb"^\W*Collective test starting: (\w+)")
 _CONCLUDED: Final = b"Collective test concluded"
 _OTHER_UNIT: Final = re.compile(rb"\(B\).*?\((m?sec|[mn]?s)\)")
 _NOT_MEASURED: Final = re.compile(rb"N/A\b|# |.*NCCL INFO")
-"""What follows in a row of which one side alone was measured, or which NCCL's own lines interrupt."""
+"""The rest of a row with only one measured side, or that NCCL's own lines interrupt."""
 _COUNT_AND_KIND: Final = re.compile(rb"(?<!\S)\d\S*\s+([a-z]\w*)(?:\s|$)")
 _FEWEST_NUMBERS: Final = 5
-"""Size, count, time and two bandwidths: what each row has."""
+"""Numbers in each row: size, count, time and two bandwidths."""
 _MARKDOWN: Final = bytes.maketrans(b"|*", b"  ")
 _HEADER_WORDS: Final = (b"Rank", b"nThread", b"nccl-tests version", b"Collective test", b"algbw")
-"""One of them is in each line of a header; where a log was pasted into a text, the # before it may be gone."""
+"""Each line of a header has one of these; a log pasted into a text may have lost the # before it."""
 _PROGRAM: Final = re.compile(rb"(?<![\w.-])([a-zA-Z]\w{0,40}?_perf)\w{0,40}(?![\w/-]|\.\w)")
 _REDUCING: Final = (Collective.all_reduce, Collective.reduce_scatter, Collective.reduce)
 _MARGIN: Final = 0.1
-"""Means over runs, and GiB/s taken for GB/s, differ by less; another unit of time by a thousand."""
+"""Means over runs, and GiB/s read as GB/s, differ by less; another unit of time differs by a thousand."""
 _LAST_DIGIT_GBS: Final = 0.01
-"""Bandwidths are printed with two places."""
+"""Last printed digit of bandwidths, which have two places."""
 _BYTES_PER_US: Final = 1e3
-"""Of one GB/s."""
+"""Bytes per microsecond of one GB/s."""
 _GROUPED: Final = re.compile(rb" agg iters: (\d{1,9})")
 _FORCED: Final = re.compile(rb"NCCL_(ALGO|PROTO) set by environment to (\S+)")
 GROUPED: Final = "several collectives were grouped per iteration (-m): NCCL chose for them together, perhaps fused"
@@ -68,7 +68,7 @@ GROUPED: Final = "several collectives were grouped per iteration (-m): NCCL chos
 
 @lru_cache
 def _row(has_root: bool, n_extra: int) -> re.Pattern[bytes]:
-    """Before version 2.11 rows have no root, and a whole number of microseconds must not be taken for one.
+    """Pattern of a row. Before version 2.11 rows have no root, and whole microseconds must not be read as one.
 
     `n_extra` columns follow each count of wrong results (-I and bitwise checks).
     """
@@ -78,13 +78,13 @@ def _row(has_root: bool, n_extra: int) -> re.Pattern[bytes]:
 
 
 def matches(begin: bytes) -> bool:
-    """A table's heading, or the first lines of a run."""
+    """Whether the file has a table's heading, or the first lines of a run."""
     return (b"algbw" in begin and b"busbw" in begin) or b"nThread " in begin or b"# nccl-tests version" in begin
 
 
 @dataclass
 class _Split:
-    """A row with NCCL's own lines between its parts, and what NCCL logged to have chosen for it."""
+    """A row with NCCL's own lines between its parts, and NCCL's logged choice for it."""
 
     message_bytes: int
     datatype: bytes
@@ -93,39 +93,39 @@ class _Split:
 
 @dataclass
 class _Run(RunRanks):
-    """What the lines before a table say of it."""
+    """Facts from the lines before a table."""
 
     collective: Collective | None = None
     is_unknown_program: bool = False
-    """Whether it names a program, and no collective is called like that."""
+    """Whether the run names a program that is no collective."""
     is_other: bool = False
-    """Whether its last line names another collective than the one that its rows were taken for."""
+    """Whether the run's last line names another collective than the one assumed for its rows."""
     in_header: bool = True
     in_table: bool = False
-    """Whether its last heading came before this line, and the end of the table did not."""
+    """Whether the current line is within a table."""
     nccl_algo: str = ""
-    """What NCCL says NCCL_ALGO was set to."""
+    """NCCL_ALGO by NCCL's own log line."""
     nccl_proto: str = ""
     split: _Split | None = None
     has_root: bool = True
     """Whether rows name a root (-1 for none) before the times."""
     n_extra: int = 0
-    """Columns after the wrong results, out of place and in place each."""
+    """Columns after the wrong results, for each of out of place and in place."""
     is_cpu_time: bool = False
 
     def names(self, *programs: bytes) -> None:
-        """Take the collective of the programs that a line names."""
+        """Find the collective from the programs that a line names."""
         known = (find_collective(program.decode()) for program in programs)
         self.collective = next((one for one in known if one is not None), None)
         self.is_unknown_program = self.collective is None
 
     @property
     def is_forced(self) -> bool:
-        """Whether NCCL says that the environment set part of the setting."""
+        """Whether NCCL logged that the environment set part of the setting."""
         return bool(self.nccl_algo or self.nccl_proto)
 
     def setting(self) -> tuple[Candidate, int]:
-        """What ran, as far as the log tells, and its channels; the baseline if it does not."""
+        """The setting that ran and its channels, if the log has it; otherwise the baseline."""
         if self.split is not None and len(self.split.settings) == 1:
             algorithm, protocol, n_channels = next(iter(self.split.settings))
             try:
@@ -145,14 +145,14 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 
 def with_ranks(block: Block, run: RunRanks, n_runs: int = 0) -> None:
-    """Write into the records of one run the ranks and nodes that were found for it."""
+    """Write a run's ranks and nodes into its records."""
     n_ranks = 0 if run.count is None else run.count.n_ranks
     block["n_ranks"], block["n_nodes"] = n_ranks, run.n_nodes
     block["comm_id"] = communicator_id("nccl-tests", n_runs, n_ranks)
 
 
 def contradiction(message_bytes: int, duration_us: float, algbw_gbs: float) -> str | None:
-    """The row in words if its time is not its size by the algorithm bandwidth beside it; None if they agree."""
+    """The row in words if its time is not its size divided by its algorithm bandwidth; None if they agree."""
     expected_gbs = message_bytes / (_BYTES_PER_US * duration_us)
     if not abs(algbw_gbs - expected_gbs) > _MARGIN * max(expected_gbs, algbw_gbs) + _LAST_DIGIT_GBS:
         return None
@@ -161,7 +161,7 @@ def contradiction(message_bytes: int, duration_us: float, algbw_gbs: float) -> s
 
 @lru_cache(maxsize=64)
 def forced_setting(nccl_algo: str, nccl_proto: str, collective: Collective | None) -> Candidate:
-    """What the environment forced, as far as it names one thing only: an algorithm, then perhaps a protocol.
+    """The setting that the environment forced, if it names one algorithm, and perhaps one protocol.
 
     Since NCCL 2.24 the variables may differ by collective ("ring;allreduce:tree").
     """
@@ -180,7 +180,7 @@ def forced_setting(nccl_algo: str, nccl_proto: str, collective: Collective | Non
 
 
 def _for_collective(value: str, collective: Collective | None) -> str:
-    """The part of a list by collective that holds for this one; "" without any."""
+    """The part for this collective of a list by collective; "" if there is none."""
     found = ""
     for part in value.split(";"):
         name, has_name, rest = part.rpartition(":")
@@ -204,7 +204,7 @@ def named_in(path: Path) -> Collective | None:
 
 @dataclass
 class _Reader:
-    """Goes through a file's lines, and keeps what earlier ones say of later ones."""
+    """Reads a file's lines, and keeps facts that later lines need."""
 
     run: _Run
     file_name: str
@@ -213,10 +213,10 @@ class _Reader:
     n_runs: int = 0
     plain: PlainLines = field(default_factory=PlainLines)
     held: list[Block] = field(default_factory=list)
-    """Records of the present run: how many ranks it has shows at its end, unless it is a long one."""
+    """Records of the current run, whose number of ranks is known at its end, unless it is long."""
 
     def blocks(self, chunk: bytes) -> Iterator[Block]:
-        """The records that can be given out after a piece of the file."""
+        """The records that are complete after a piece of the file."""
         observations: list[Observation] = []
         for line in filter(None, self.plain.of(chunk).split(b"\n")):
             if self._begins_run(line):
@@ -231,7 +231,7 @@ class _Reader:
             yield from self.rest()
 
     def rest(self) -> Iterator[Block]:
-        """The records that are held, with what is known of the run."""
+        """The held records, with all known facts of the run."""
         run = self.run
         if run.is_other:
             self.summary.skip(LeftOut.other_collective, sum(map(len, self.held)))
@@ -349,7 +349,7 @@ def _is_heading(line: bytes) -> bool:
 
 
 def fits(collective: Collective | None, redop: bytes | str | None) -> bool:
-    """Whether a collective may have what stands in the column of reductions."""
+    """Whether a collective may have this entry in the column of reductions."""
     return collective is None or not redop or (redop not in (b"none", "none")) == (collective in _REDUCING)
 
 
@@ -375,7 +375,7 @@ def _header_line(line: bytes, run: _Run, summary: Summary) -> None:
 
 
 def _interleaved(line: bytes, run: _Run) -> None:
-    """Take a line between the parts of a row: with NCCL_DEBUG on, NCCL logs there which setting runs."""
+    """Read a line between the parts of a row; with NCCL_DEBUG, NCCL logs the setting there."""
     begun = _ROW_BEGUN.match(line)
     if begun is not None:
         run.split = _Split(int(begun[1][:18]), begun[2])
@@ -385,7 +385,7 @@ def _interleaved(line: bytes, run: _Run) -> None:
 
 
 def _bodies(line: bytes) -> list[tuple[bytes, ...]]:
-    """Times, bandwidths and wrong results of an interrupted row's next part; what follows in the line is NCCL's."""
+    """Times, bandwidths and wrong results of an interrupted row's next part; the line's rest is NCCL's."""
     bodies: list[tuple[bytes, ...]] = []
     at = 0
     while (found := _BODY.match(line, at)) is not None:
@@ -396,7 +396,7 @@ def _bodies(line: bytes) -> list[tuple[bytes, ...]]:
 
 
 def _is_damaged(line: bytes, *, in_table: bool) -> bool:
-    """Whether a line that is no row was one: it begins like a row, or stands in a table and has a row's middle."""
+    """Whether a line is a damaged row: it begins like a row, or is in a table and has a row's middle."""
     if b"NCCL INFO" in line or line.startswith(b"#"):
         return False
     begun = _ROW_KIND.match(line)
@@ -410,7 +410,7 @@ def _is_damaged(line: bytes, *, in_table: bool) -> bool:
 
 
 def is_right(text: str | bytes | None) -> bool:
-    """No wrong results; old versions print the largest deviation instead of their number."""
+    """Whether there are no wrong results; old versions print the largest deviation instead of a number."""
     if text in (b"N/A", "N/A"):
         return True
     try:

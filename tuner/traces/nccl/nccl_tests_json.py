@@ -1,6 +1,6 @@
-"""nccl-tests' `-J` files (versions 2 and 3): booleans and nan are text, and the whole environment is inside.
+"""nccl-tests' `-J` files (versions 2 and 3), with booleans and nan as text, and the whole environment.
 
-The environment is read for NCCL_ALGO and NCCL_PROTO, and for whether NCCL chose by itself; nothing else of it is kept.
+Of the environment, only NCCL_ALGO, NCCL_PROTO, and whether NCCL chose the setting are kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..records import (
 from .nccl_tests import GROUPED, contradiction, forced_setting, with_ranks
 
 _MOST_EACH: Final = 256
-"""GPUs of one process, or its threads: more means that the file is damaged."""
+"""Most GPUs, or threads, of one process; more mean that the file is damaged."""
 _MOST_LISTED: Final = 1 << 20
 _MOST_GBS: Final = 1e9
 _ASKING: Final = (
@@ -36,17 +36,17 @@ _ASKING: Final = (
     "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_CTA_POLICY", "NCCL_NTHREADS", "NCCL_LL128_NTHREADS",
     "NCCL_THREAD_THRESHOLDS",
 )  # fmt: skip
-"""Variables under which NCCL does not choose by itself, or among fewer settings (`^NVLS` does, too)."""
+"""Variables that set or restrict NCCL's choice (`^NVLS` does, too)."""
 _BODIES: Final = (("out_of_place", "out_of_place_per_iter"), ("in_place", "in_place_per_iter"))
 
 
 def matches(begin: bytes) -> bool:
-    """A JSON object that begins as nccl-tests writes it."""
+    """Whether the file is a JSON object that begins as nccl-tests writes it."""
     return begin.lstrip().startswith(b"{") and b'"start_time"' in begin[:512] and b'"args"' in begin[:4096]
 
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
-    """One record per result, or per iteration where iterations were timed one by one."""
+    """One record per result, or per iteration if iterations were timed one by one."""
     head: dict[str, Any] = {}
     stream = JsonStream(path, ("results",))
     seen, n_each = False, 1
@@ -82,7 +82,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 
 def _asked(env: Any) -> dict[str, str] | None:
-    """The values of _ASKING, "" for those that are not set; None: the file does not tell the environment."""
+    """The values of _ASKING, "" for unset ones; None: the file does not have the environment."""
     if not isinstance(env, list | Mapping):
         return None
     entries = (f"{name}={value}" for name, value in env.items()) if isinstance(env, Mapping) else env
@@ -91,7 +91,7 @@ def _asked(env: Any) -> dict[str, str] | None:
 
 
 def _collective(arguments: Any) -> Collective | None:
-    """What the program measures, by its name."""
+    """The collective that the program measures, by its name."""
     program = str(arguments[0])[:200] if isinstance(arguments, list) and arguments else ""
     return find_collective(program.rsplit("/", 1)[-1])
 
@@ -167,7 +167,7 @@ def _bandwidths(body: Any) -> Iterator[tuple[float, float]]:
 
 
 def _ranks(devices: Any, n_each: int) -> dict[int, tuple[int, str]]:
-    """Rank -> its group and host. A file lists each process's first rank alone, whatever GPUs (-g) and threads (-t)."""
+    """Rank -> its group and host. A file lists only each process's first rank, also with many GPUs or threads."""
     listed = (
         (first + place, (group if type(group := entry.get("group")) is int else 0, str(entry["hostname"])[:256]))
         for entry in _listed(devices)
@@ -178,7 +178,7 @@ def _ranks(devices: Any, n_each: int) -> dict[int, tuple[int, str]]:
 
 
 def _listed(devices: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """What is said of each process, wherever this version puts the list."""
+    """The list of processes, wherever this version has it."""
     if isinstance(devices, Mapping) and "hostname" in devices and "rank" in devices:
         yield devices
     elif isinstance(devices, Mapping | list) and depth < 4:

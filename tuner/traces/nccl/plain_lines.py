@@ -1,7 +1,7 @@
 """Lines as nccl-tests printed them, without what launchers, loggers and terminals put before and around them.
 
-Nothing here lists launchers. nccl-tests begins the lines of its header with `#`, so what stands before that was put
-there by others; from the following lines the same is taken, with whatever numbers and names it has there.
+No launchers are listed here. nccl-tests begins the lines of its header with `#`, so anything before is an addition.
+The same addition is removed from the following lines, with any numbers and names in it.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ _HEADER: Final = re.compile(
 _PARTS: Final = re.compile(rb"[\w.-]+| +|.")
 _NUMBER: Final = rb"[\d.-]{1,99}"
 _NAME: Final = rb"(?=[\d.-]{0,99}[A-Za-z_])[\w.-]{1,99}"
-"""A word that is no number: else the first number of a row without anything before it could be taken for a name."""
+"""A word that is no number, so that the first number of a plain row is not read as a name."""
 _ESCAPE: Final = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 _TAG_INSIDE: Final = re.compile(rb"\[(?:[\w.-]+@)?\d+,\d+\]<std(?:out|err)>:? ?")
-"""mpirun tags what is written at once: nccl-tests writes a row in parts, and a full buffer ends within a number."""
+"""mpirun tags each write: nccl-tests writes a row in parts, and a full buffer ends within a number."""
 _JSON: Final = re.compile(rb'(?m)^\{"[^\n]*\}$')
 _TEXT_KEYS: Final = ("log", "line", "message", "MESSAGE")
-"""Where Docker, Loki, usual loggers and journald keep the line in their JSON."""
+"""Keys of the line in the JSON of Docker, Loki, usual loggers and journald."""
 
 
 class PlainLines:
-    """Goes through a file's pieces, and keeps what stands before its lines."""
+    """Reads a file's pieces, and keeps the additions before its lines."""
 
     def __init__(self) -> None:
         self._before: re.Pattern[bytes] | None = None
 
     def of(self, chunk: bytes) -> bytes:
-        """The piece, plain; its lines keep their order."""
+        """The piece without additions; its lines keep their order."""
         if b"\r" in chunk:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if b'{"' in chunk:
             chunk = _JSON.sub(_text, chunk)
         if b"\x1b" in chunk:
             chunk = _ESCAPE.sub(b"", chunk)
-        chunk = chunk.replace(b"\xc2\xa0", b" ")  # what browsers copy for a space
+        chunk = chunk.replace(b"\xc2\xa0", b" ")  # browsers copy this for a space
         plain, at = [], 0
         for header in _HEADER.finditer(chunk) if b"#" in chunk else ():
             before = _before_each(header[1])
@@ -56,7 +56,7 @@ class PlainLines:
 
 @lru_cache(maxsize=64)
 def _before_each(example: bytes) -> re.Pattern[bytes] | None:
-    """What stands before each line where `example` stands before one; None: nothing but spaces."""
+    """A pattern of the additions like `example`; None: they are only spaces."""
     body, n_after = example.strip(b" "), len(example) - len(example.rstrip(b" "))
     if not body:
         return None
@@ -72,7 +72,7 @@ def _before_each(example: bytes) -> re.Pattern[bytes] | None:
 
 
 def _text(line: re.Match[bytes]) -> bytes:
-    """The text that a line of JSON holds; the line itself if it holds none."""
+    """The text in a line of JSON; the line itself if it has none."""
     try:
         entry = msgspec.json.decode(line[0])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

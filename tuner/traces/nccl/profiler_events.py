@@ -67,7 +67,7 @@ _CHANNEL_STOP: Final = "KernelChStop"
 
 
 def matches(begin: bytes) -> bool:
-    """JSON lines of profiler events."""
+    """Whether the file has JSON lines of profiler events."""
     return begin.lstrip().startswith(b"{") and (b'"ProfilerLifecycle"' in begin or b'"ncclProfile' in begin)
 
 
@@ -88,7 +88,7 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
         if event.type == "ProfilerLifecycle" and details.nranks:
             n_ranks[event.commId] = details.nranks
         elif event.type == _COLLECTIVE:
-            # Event addresses are reused: what was there before is finished.
+            # Event addresses are reused, so the event at this address before is complete.
             previous = pending.pop(event.eventAddr, None)
             if previous is not None:
                 yield from _finished(previous, n_ranks, summary)

@@ -1,7 +1,7 @@
 """CSV with one row per collective and size: TraceLens's reports, nccl-tests' tables, summaries with such columns.
 
-Names of columns are taken in any order and case. A row's time is what its column says, mostly a mean over calls; only
-columns in microseconds are times. Which setting ran such a table does not say: one with columns for it is another.
+Columns may have any order and case. A row's time is mostly a mean over calls; only columns in microseconds are read as
+times. These tables do not name settings; a table with columns for them is of another format.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TABLE: Final = re.compile(
     r"(?:(?:out_?of_?place|out_?place|oop|(?P<before>in_?place|ip))_?)?(?P<what>time|algbw|busbw|wrong|error)"
     r"(?:_(?:us|gb_?p?s))?(?:_?(?:out_?of_?place|oop|(?P<after>in_?place|ip|[12])))?(?:_(?:us|gb_?p?s))?"
 )
-"""A column of nccl-tests' table under the names that those who turn it into CSV use, time in microseconds."""
+"""Names of nccl-tests' columns in CSV files made from its tables; times are microseconds."""
 _TABLE_SIZES: Final = ("size", "size_b", "size_bytes", "size_byte")
 _SETTING: Final = {"algorithm", "algo", "protocol", "proto", "channels", "nchannels", "n_channels"}
 MEANS: Final = "its rows are means over calls: each is one measurement, and no interval knows of their spread"
@@ -58,7 +58,7 @@ _MOST_US: Final = 1e12
 
 
 class _Side(NamedTuple):
-    """Columns of one kind of call, out of place or in place; -1: there is none."""
+    """Columns of out-of-place or in-place calls; -1: there is none."""
 
     time: int
     algbw: int = -1
@@ -67,14 +67,14 @@ class _Side(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Which columns say what."""
+    """Indices of the columns."""
 
     named: dict[str, int]
     sides: tuple[_Side, ...]
 
 
 def matches(begin: bytes) -> bool:
-    """The first line names a collective, its size and a time in microseconds, and no setting; or nccl-tests' table."""
+    """Whether the first line has a collective, its size, a time in microseconds and no setting; or is nccl-tests'."""
     line = begin.split(b"\n", 1)[0].decode("utf-8", "replace")
     return "," in line and _columns(cells_of(line.strip())) is not None
 
@@ -96,7 +96,7 @@ def _columns(header: Sequence[str]) -> _Columns | None:
             sides[is_second].setdefault(what, place)
     size = next((names.index(one) for one in _TABLE_SIZES if one in names), None)
     if size is not None and any({"time", "busbw"} <= set(side) for side in sides):
-        found.pop("calls", None)  # the column `count` has elements there
+        found.pop("calls", None)  # the column `count` has elements in nccl-tests' tables
         return _Columns(found | {"bytes": size}, tuple(_Side(**side) for side in sides if "time" in side))
     sized = "bytes" in found or ("dtype" in found and ("in" in found or "out" in found))
     return _Columns(found, (_Side(found["time"]),)) if sized and {"collective", "time"} <= set(found) else None
@@ -123,7 +123,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 
 def _with_ranks(rows: list[_Row], path: Path, summary: Summary) -> Iterator[_Row]:
-    """The rows with the ranks that agree with their bandwidths, by the ranks that they state."""
+    """The rows, grouped by stated ranks, with the ranks that agree with their bandwidths."""
     groups: dict[tuple[int, Collective], list[_Row]] = {}
     for row in rows:
         groups.setdefault((row.n_ranks, row.collective), []).append(row)
@@ -136,7 +136,7 @@ def _with_ranks(rows: list[_Row], path: Path, summary: Summary) -> Iterator[_Row
         ranges = [one for (ranks, _), one in implied.items() if ranks == stated]
         common = Implied(max(one.least for one in ranges), min(one.most for one in ranges))
         for key in groups:
-            if key[0] == stated:  # without a statement two runs may lie together, each with ranks of its own
+            if key[0] == stated:  # without stated ranks, two runs may follow each other
                 counts[key] = rank_count(stated, common if common.least <= common.most else implied[key])
     for count in dict.fromkeys(counts.values()):
         summary.tell(count, path.name)

@@ -1,10 +1,10 @@
 """NVIDIA's tuner CSV, as measured input: one setting with its cost per row.
 
 Columns: collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric,
-bandwidth_gbps,latency_us; `size_bytes` is the total. Algorithm `default` is NCCL's own choice, whatever the row says
-of protocol and channels, and so is a row that names neither algorithm nor protocol. `latency_us`, where given, is
-the measured time. `cost_metric` (anything that its author minimised) and `bandwidth_gbps` (of bytes per rank or in
-total) are not read as times.
+bandwidth_gbps,latency_us; `size_bytes` is the total. Algorithm `default` is NCCL's own choice, whatever protocol and
+channels the row has, and so is a row without algorithm and protocol. `latency_us`, if given, is the measured time.
+`cost_metric` (anything that its author minimised) and `bandwidth_gbps` (of bytes per rank or in total) are not read as
+times.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ROWS_AT_ONCE: Final = 8192
 
 
 def matches(begin: bytes) -> bool:
-    """The header line, which may be a comment, names the bytes and most of what else is required, in any order."""
+    """Whether the header line, perhaps a comment, has the bytes and most other required columns, in any order."""
     for line in begin.splitlines():
         if _is_header(line.decode("utf-8", "replace")):
             return True
@@ -58,7 +58,7 @@ def _is_header(line: str) -> bool:
 
 
 class _Row(NamedTuple):
-    """What a record says; named as the columns of a block are."""
+    """A record; its fields have the names of a block's columns."""
 
     collective: int
     algorithm: int
@@ -124,7 +124,7 @@ def _columns(header: str, path: Path, line: int) -> dict[str, int]:
 
 
 def _row(cells: dict[str, str]) -> _Row | tuple[LeftOut, str]:
-    """What a row says; if that cannot be, the reason and the column."""
+    """A row's values; if they are impossible, the reason and the column."""
     names = {name: cells[name].strip().lower() for name in ("algorithm", "protocol")}
     collective, algorithm = find_collective(cells["collective"]), _parsed(parse_algorithm, names["algorithm"])
     protocol = _parsed(parse_protocol, names["protocol"])
@@ -138,7 +138,7 @@ def _row(cells: dict[str, str]) -> _Row | tuple[LeftOut, str]:
         (is_default or protocol is not None, LeftOut.unknown_name, "protocol"),
         (0 < n_bytes < math.inf and n_bytes.is_integer(), LeftOut.unknown_name, "size_bytes"),
         (not math.isinf(duration_us), LeftOut.unknown_name, "latency_us"),
-        # Taken for "channels unknown", such a row would pass for a measurement of the algorithm and protocol alone.
+        # Read as "channels unknown", the row would look like a measurement of the algorithm and protocol alone.
         (is_default or _is_count(n_channels, _MOST_CHANNELS), LeftOut.impossible_channels, "channels"),
         (_is_count(n_ranks, _MOST_RANKS), LeftOut.impossible_ranks_or_nodes, "ranks"),
         (_is_count(n_nodes, _MOST_RANKS), LeftOut.impossible_ranks_or_nodes, "nodes"),
@@ -163,7 +163,7 @@ def _row(cells: dict[str, str]) -> _Row | tuple[LeftOut, str]:
 
 
 def _parsed(parse: Callable[[str], _Name], text: str) -> _Name | None:
-    """The algorithm or protocol of that name; None if there is none."""
+    """The algorithm or protocol of this name; None if there is none."""
     try:
         return None if text in _NOTHING else parse(text)
     except UserError:
@@ -171,7 +171,7 @@ def _parsed(parse: Callable[[str], _Name], text: str) -> _Name | None:
 
 
 def _is_count(value: float, most: int) -> bool:
-    """Whether it is a whole number from 0 to `most`, or empty (-1 stands for that, too)."""
+    """Whether the text is a whole number from 0 to `most`, or empty (-1 means empty, too)."""
     return math.isnan(value) or (-1 <= value <= most and value.is_integer())
 
 
@@ -183,6 +183,6 @@ def _number(text: str) -> float:
         number = float(text)
     except ValueError:
         return math.inf
-    # Python reads more than tables mean: 1_024, and digits of other scripts.
+    # Python also reads 1_024 and digits of other scripts, which tables do not mean.
     is_plain = text.isascii() and "_" not in text and not math.isnan(number)
     return number if is_plain else math.inf

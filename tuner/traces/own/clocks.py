@@ -1,7 +1,7 @@
 """The ranks of one start of a job on one clock.
 
-Each rank has a clock of its own. A collective ends on all ranks at nearly the same time, so the median difference of
-ends says how far two clocks are apart.
+Each rank has its own clock. A collective ends on all ranks at nearly the same time, so the median difference of ends
+is the offset of two clocks.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Span = tuple[float, float]
 """(begin, end) of a step in microseconds."""
 
 _COMPARED: Final = 1024
-"""Collectives of a communicator by whose ends the clocks of two ranks are compared."""
+"""Collectives of a communicator whose ends serve to compare two ranks' clocks."""
 _LONGEST_US: Final = 1e15
-"""Longer steps are damage."""
+"""Longer steps mean damage."""
 
 
 @dataclass
 class RankTimes:
-    """What happened on one rank when; times in microseconds since its first collective until `shift`."""
+    """One rank's collectives and steps; times are microseconds since its first collective, before `shift`."""
 
     number: int
     rows: Array
-    """Records of OBSERVATION_FIELDS, shape (n,), by start; the timed ones, or decisions where nothing was timed."""
+    """Timed records of OBSERVATION_FIELDS, shape (n,), by start; decisions if none was timed."""
     begin_us: Array
     logged: Array
     """Steps of STEP_FIELDS, shape (m,)."""
@@ -47,7 +47,7 @@ class RankTimes:
         trace = read_own(file.path)
         rows = _completed(trace)
         rows = rows[np.argsort(rows["start_ns"], kind="stable")]
-        # Unsigned, the difference of any two is right.
+        # As unsigned numbers, any difference is right.
         since_ns = rows["start_ns"].astype(np.uint64) - rows["start_ns"][:1].astype(np.uint64)
         begin_us = since_ns.astype(np.float64) / 1e3
         return cls(file.header.rank, rows, begin_us, trace.steps, _step_spans(trace.steps, rows["step"], begin_us))
@@ -60,18 +60,18 @@ class RankTimes:
 
     @property
     def earliest_us(self) -> float:
-        """Of its first collective and steps."""
+        """Earliest begin of its collectives and steps."""
         return min([0.0, *(begin_us for begin_us, _ in self.steps.values())])
 
     def only(self, numbers: Array) -> RankTimes:
-        """The part of it that belongs to the steps `numbers`, shape (n,)."""
+        """Its records of the steps `numbers`, shape (n,)."""
         kept = np.isin(self.rows["step"], numbers)
         steps = {step: self.steps[step] for step in numbers.tolist() if step in self.steps}
         logged = self.logged[np.isin(self.logged["step"], numbers)]
         return RankTimes(self.number, self.rows[kept], self.begin_us[kept], logged, steps)
 
     def shift(self, by_us: float) -> None:
-        """Place it on another clock."""
+        """Add an offset to all times."""
         self.begin_us = self.begin_us + by_us
         self.steps = {step: (begin_us + by_us, end_us + by_us) for step, (begin_us, end_us) in self.steps.items()}
 
@@ -83,10 +83,10 @@ class Clocks:
         self.n_alone = 0
         """Ranks that share no timed collective with an earlier one."""
         self._ends: dict[int, tuple[Array, Array]] = {}
-        """By communicator: keys of its first collectives, and their ends on the first rank's clock."""
+        """Keys of each communicator's first collectives, and their ends on the first rank's clock."""
 
     def offset_us(self, rank: RankTimes) -> float:
-        """What is to be added to the times of `rank`."""
+        """The offset to add to the times of `rank`."""
         own = {}
         for comm_id in np.unique(rank.rows["comm_id"]).tolist():
             chosen = np.flatnonzero(rank.rows["comm_id"] == comm_id)[:_COMPARED]
@@ -105,7 +105,7 @@ class Clocks:
 
 
 def is_timed(rows: Array) -> Array:
-    """Which records of OBSERVATION_FIELDS, shape (n,), have a duration: bool (n,)."""
+    """Whether records of OBSERVATION_FIELDS, shape (n,), have a duration: bool (n,)."""
     duration_us = rows["duration_us"]
     return np.asarray((rows["flags"] & FLAG_TIMED != 0) & (duration_us >= 0) & np.isfinite(duration_us))
 
@@ -118,8 +118,8 @@ def _completed(trace: OwnTrace) -> Array:
 def _step_spans(steps: Array, row_step: Array, begin_us: Array) -> dict[int, Span]:
     """Begin and end of each logged step, shape (m,), since the rank's first collective.
 
-    Logged are durations from one boundary to the next. Steps that follow each other are laid end to end, as late as
-    no collective starts before its step does.
+    The log has durations from one boundary to the next. Consecutive steps are placed without gaps, as late as possible
+    without a collective that starts before its step.
     """
     numbers, first = np.unique(row_step, return_index=True)
     first_us = dict(zip(numbers.tolist(), begin_us[first].tolist(), strict=True))

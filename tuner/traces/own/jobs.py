@@ -1,7 +1,7 @@
-"""The job, start and rank that each of our own trace files belongs to.
+"""Finds the job, start and rank of each of our own trace files.
 
-A folder of `launch --log-trace` may hold files of several jobs. Restarted ranks begin new files and count their
-collectives from 0, so the files of different starts of a job cannot be joined.
+A folder of `launch --log-trace` may have files of several jobs. Restarted ranks begin new files and count their
+collectives from 0, so files of different starts of a job cannot be joined.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class RankFile:
 
 @dataclass(frozen=True)
 class OneStart:
-    """The files of one start of one job, at most one a rank, by rank."""
+    """The files of one start of one job by rank, at most one per rank."""
 
     files: tuple[RankFile, ...]
     damaged: tuple[TraceError, ...]
     """Files whose headers cannot be read."""
     notes: tuple[str, ...]
-    """What was left out, and why."""
+    """Notes on what was left out, with reasons."""
 
 
 def read_header(path: Path) -> TraceHeader:
@@ -56,7 +56,7 @@ def job_ids(paths: Iterable[Path]) -> list[str]:
 def starts_of_jobs(files: Iterable[RankFile], copied: Callable[[Path, Path], None]) -> dict[str, list[list[RankFile]]]:
     """By job id, the files of each of its starts in the order of time, by rank.
 
-    `copied` is called with each file that has the rank and the time of an earlier one, and with that earlier one,
+    `copied` is called with each file that has an earlier file's rank and time, and with that earlier file,
     which is used.
     """
     known: defaultdict[str, defaultdict[int, dict[float, RankFile]]] = defaultdict(lambda: defaultdict(dict))
@@ -77,12 +77,12 @@ def _starts(by_rank: dict[int, dict[float, RankFile]]) -> list[list[RankFile]]:
 
 
 def one_start(paths: Sequence[Path], job_id: str | None = None, likely: str = "") -> OneStart:
-    """The files of one job among `paths`, of the start that wrote the most.
+    """The files of one job among `paths`, from its longest start.
 
-    The job is `job_id`; without it the only one there is, or `likely`.
+    The job is `job_id`; if that is None, the only one, or `likely`.
 
     Raises:
-        TraceError: no header can be read, or several jobs are there and none is named.
+        TraceError: no header can be read, or there are several jobs and none is named.
         UserError: no file is of `job_id`.
     """
     files: list[RankFile] = []

@@ -1,6 +1,6 @@
 """Our own traces joined over their ranks, as the daemon joins a running job's records.
 
-Files are read side by side, a piece of each at a time, so that memory holds a few pieces and no whole file.
+Files are read side by side in pieces, so that no whole file is in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ReadBlocks = Callable[[Path], Iterator[Block]]
 
 
 def portions(paths: Sequence[Path], read: ReadBlocks, user_facts: UserFacts, summary: Summary) -> Iterator[Portion]:
-    """Measurements of each job whose files are among `paths`, one row per collective, a few thousand rows at a time.
+    """Measurements of each job with files among `paths`: one row per collective, in blocks of a few thousand.
 
     Raises:
         TraceError: no file can be read; of several, the damaged ones are counted and named.
@@ -58,7 +58,7 @@ def _note_unused(user_facts: UserFacts, summary: Summary) -> None:
 
 
 class _Damage:
-    """Counts the files that cannot be read; when none can, the last one's reason is raised."""
+    """Counts the files that cannot be read; if none can, raises the last one's reason."""
 
     def __init__(self, n_files: int, summary: Summary) -> None:
         self._n_whole = n_files
@@ -79,7 +79,7 @@ class _Stream:
     def __init__(self, header: TraceHeader, blocks: Iterator[Block]) -> None:
         self.header = header
         self.progress = (0, 0)
-        """Nanoseconds since its first record, and records read; the stream with the lowest is read next."""
+        """Nanoseconds since its first record, and records read; the stream with the lowest value is read next."""
         self._blocks = blocks
         self._rest: Block | None = None
         self._first_ns: int | None = None
@@ -117,7 +117,7 @@ def _header(path: Path, read: ReadBlocks) -> TraceHeader:
     try:
         return read_header(path)
     except TraceError:
-        next(read(path), None)  # gives a clearer message where the file's name promises a trace of ours
+        next(read(path), None)  # gives a clearer message for a file with our suffix
         raise
 
 
@@ -151,7 +151,7 @@ def _joined(streams: list[_Stream], damage: _Damage, summary: Summary) -> Iterat
 
 
 def _complete(joiner: Joiner, n_reporters: int, summary: Summary, *, give_up: bool) -> Iterator[Block]:
-    observed, n_joined = joiner.join(0.0, n_reporters, give_up=give_up)  # no clock: nothing is late in a file
+    observed, n_joined = joiner.join(0.0, n_reporters, give_up=give_up)  # no clock: a file has no late records
     summary.n_joined += n_joined
     if len(observed):
         yield observed

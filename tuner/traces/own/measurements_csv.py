@@ -1,7 +1,7 @@
 """Our own measurements as CSV, as `zerotune store export --to measurements` writes them.
 
-Columns are those of store.sqlite.rows.measurements.MEASUREMENT, with names in place of numbers, and the job and fabric
-that a row was measured on; empty = unknown.
+Columns are those of store.sqlite.rows.measurements.MEASUREMENT, with names instead of numbers, and the row's job and
+fabric; empty = unknown.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ _NAMED: Final[dict[str, tuple[type[IntEnum], int | None]]] = {
     "outcome": (Outcome, Outcome.ok),
     "timing_source": (TimingSource, TimingSource.none),
 }
-"""Columns of names, and what an empty cell means; None: an empty cell is not allowed."""
+"""Columns of names, and the meaning of an empty cell; None: an empty cell is not allowed."""
 _NUMBERS: Final[dict[str, float]] = {
     "n_ranks": 1 << 32, "n_nodes": 1 << 32, "message_bytes": MAX_BYTES + 1, "duration_us": 1e12, "epoch": 1 << 32,
     "step": 1 << 32, "n_channels": 65, "is_default": 2, "chunk_bytes": 1 << 32,
 }  # fmt: skip
-"""Columns of numbers from 0 on, and the first that is too large; empty = 0. All but the duration are whole."""
+"""Columns of numbers from 0 on, and the smallest too large number; empty = 0. All but the duration are whole."""
 _SAME_FIELDS: Final = (
     "n_ranks", "n_nodes", "message_bytes", "duration_us", "epoch", "step", "memory_pressure", "collective", "phase",
     "algorithm", "protocol", "n_channels", "timing_source", "chunk_bytes",
 )  # fmt: skip
 _MAX_NAME: Final = 200
 _NOBODY: Final = ("algorithm", "is_default")
-"""Where both columns are missing, only the user can say what ran."""
+"""If both columns are missing, only the user can name the setting."""
 
 Columns = Mapping[str, Sequence[str]]
 
 
 def matches(begin: bytes) -> bool:
-    """The header names our columns."""
+    """Whether the header has our columns."""
     first = cells_of(begin.split(b"\n", 1)[0].decode("utf-8", "replace").strip())
     return all(name in first for name in OWN_REQUIRED)
 
@@ -85,7 +85,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 def portions(path: Path, user_facts: UserFacts, summary: Summary, found: Callable[[bytes], None]) -> Iterator[Portion]:
     """The rows as they were exported, by job and fabric.
 
-    `found` is called with bytes that identify what the file holds, whatever the user says.
+    `found` is called with bytes that identify the file's content, without the user's options.
 
     Raises:
         TraceError: the file cannot be read.
@@ -144,7 +144,7 @@ def _pieces(path: Path, summary: Summary) -> Iterator[_Piece]:
     for first_line, chunk in csv_chunks(path, summary):
         rows = list(numbered(rows_of(chunk, path), first_line))
         if not chunk.endswith(b"\n"):
-            rows[-1:] = []  # `export` ends each line: the last cell, a name or a number, may be a part of one
+            rows[-1:] = []  # `export` ends each line, so the last cell may be incomplete
         rows = [(line, row) for line, row in rows if row]
         if header is None and rows:
             header = rows.pop(0)[1]
@@ -160,7 +160,7 @@ def _pieces(path: Path, summary: Summary) -> Iterator[_Piece]:
 
 
 def _rows(piece: _Piece, summary: Summary) -> tuple[Block, NDArray[np.bool_]]:
-    """The rows that the store would take, and which of the file's rows these are."""
+    """The rows that the store would accept, and their indices in the file."""
     columns, n_rows = piece.columns, piece.n_rows
     rows = np.zeros(n_rows, MEASUREMENT)
     right: dict[str, NDArray[np.bool_]] = {}
@@ -187,7 +187,7 @@ def _rows(piece: _Piece, summary: Summary) -> tuple[Block, NDArray[np.bool_]]:
 
 
 def _each(texts: Sequence[str], find: Callable[[str], float]) -> Any:
-    """`find` of every text, each distinct one looked up once."""
+    """The result of `find` for every text; equal texts are looked up once."""
     known = {text: find(text) for text in set(texts)}
     return np.array([known[text] for text in texts], np.float64)
 

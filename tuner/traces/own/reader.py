@@ -1,7 +1,7 @@
 """Reads the traces that `zerotune launch --log-trace` writes; docs/reference/formats.md describes them.
 
 A file that ends in the middle of a member (its process was killed) gives everything before that
-member. Anything else that is wrong raises TraceError with the member's offset.
+member. Any other damage raises TraceError with the member's offset.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class OwnTrace:
     n_dropped: int
     """Records that the rank lost before they reached the file."""
     ended: bool
-    """False when the process did not end in good order: up to a second of records is missing."""
+    """False if the process ended without closing the file: up to a second of records is missing."""
 
 
 def trace_files(path: Path) -> list[Path]:
-    """The trace files meant by `path`: itself, or all of our traces in that directory.
+    """The trace files at `path`: the file itself, or all of our traces in that directory.
 
     Raises:
         TraceError: there is none.
@@ -70,7 +70,7 @@ def trace_files(path: Path) -> list[Path]:
 
 
 def matches(begin: bytes) -> bool:
-    """Our header names the format in its first field."""
+    """Whether the file begins with our header, whose first field names the format."""
     return TRACE_FORMAT.encode() in begin[:_MARK_WITHIN]
 
 
@@ -125,7 +125,7 @@ def iter_members(path: Path) -> Generator[TraceMember, None, None]:
 
     Raises:
         TraceError: as `read_own`.
-        TraceAccessError: the system does not let it be read.
+        TraceAccessError: the system refuses to read it.
     """
     with opened(path) as file:
         yield from _checked(_members(file, path), path)
@@ -193,7 +193,7 @@ def _too_large(path: Path, what: str) -> TraceError:
 
 
 def _members(file: TraceFile, path: Path) -> Iterator[tuple[int, bytes]]:
-    """(offset, unpacked bytes) of each whole member; a cut last one is left out."""
+    """(offset, unpacked bytes) of each whole member; a truncated last one is left out."""
     parts: list[bytes] = []
     try:
         for part, is_end in file.pieces():
@@ -215,7 +215,7 @@ def _array(block: RecordBlock | StepBlock, dtype: np.dtype[Any], path: Path) -> 
     fits = columns and all(len(data) == n_records * dtype[name].itemsize for name, data in columns.items())
     if not fits:
         raise _damaged(path, f"a block of {n_records} records has columns of another length")
-    if n_records * dtype.itemsize > MAX_MEMBER_BYTES:  # with one narrow column a small block becomes a large array
+    if n_records * dtype.itemsize > MAX_MEMBER_BYTES:  # a small block of one narrow column becomes a large array
         raise _too_large(path, f"a block of {n_records:,} records takes more")
     if n_records == 0:
         return np.empty(0, dtype)

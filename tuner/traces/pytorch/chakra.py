@@ -1,8 +1,8 @@
 """Chakra execution traces: length-prefixed protobuf messages, read by protobuf's own library (`zerotune[chakra]`).
 
-The first message is the metadata, every other one a node; only nodes of collectives matter. The few fields needed are
-declared here. `comm_size` is the bytes of one rank's call: of its input, hence a shard of an all_gather
-and the whole of a reduce_scatter. Chakra traces are often synthetic and often carry no times.
+The first message is the metadata, and every other message is a node; only nodes of collectives are used. The needed
+fields are declared here. `comm_size` is the bytes of one rank's input: a shard of an all_gather, the whole of a
+reduce_scatter. Chakra traces are often synthetic and often have no times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..records import (
 from .flight_recorder import rank_of
 
 MAX_MESSAGE_BYTES: Final = 4 << 20
-"""Limit of one message's length: to decode a hostile one may take 15 times as much memory."""
+"""Limit of one message's length; decoding a hostile message may take 15 times its length in memory."""
 
 _COLLECTIVE_NODE: Final = 7
 _COLLECTIVES: Final = {
@@ -46,7 +46,7 @@ _COLLECTIVES: Final = {
     7: Collective.reduce_scatter,
     8: Collective.reduce_scatter,
 }
-_BYTES: Final = 12  # protobuf's numbers of its types
+_BYTES: Final = 12  # protobuf's numbers of types
 _MESSAGES: Final = {
     "Node": {
         "name": (2, _BYTES),
@@ -65,8 +65,8 @@ _MESSAGES: Final = {
         "text": (29, _BYTES),
     },
 }
-"""Message -> field -> its number and type. Texts are bytes, as not all are UTF-8; so are attributes, which are decoded
-one at a time: a hostile node may have millions.
+"""Message -> field -> its number and type. Texts are bytes, as not all are UTF-8. Attributes are bytes, too, and are
+decoded one at a time, as a hostile node may have millions.
 """
 _VARINT: Final = rb"[\x80-\xff]{0,4}[\x01-\x7f]"
 _BEGIN: Final = re.compile(
@@ -74,11 +74,11 @@ _BEGIN: Final = re.compile(
     rb"|" + _VARINT + rb"\x12" + _VARINT + rb"\n([\x02-\x7f])([\w. -]+)"  # with attributes alone
     rb"|\x00" + _VARINT + rb"(?:\x08" + _VARINT + rb")?\x12([\x02-\x7f])([\w.:<>() -]+)"  # empty, then a node
 )
-"""The length of the metadata, then a text with its length: the version, an attribute's or the first node's name."""
+"""The metadata's length, then a text with its length: the version, or an attribute's or the first node's name."""
 
 
 def matches(begin: bytes) -> bool:
-    """Length-prefixed messages that begin as Chakra's metadata do; their version may be left out."""
+    """Whether the file has length-prefixed messages and begins like Chakra's metadata, perhaps without a version."""
     found = _BEGIN.match(begin)
     n_bytes, text = [group for group in found.groups() if group is not None] if found else (b"\1", b"")
     return len(text) >= n_bytes[0]
@@ -149,7 +149,7 @@ def _messages(file: TraceFile, path: Path, summary: Summary) -> Iterator[bytes]:
                 raise TraceError(f"{path} has a message of impossible length", "it is no Chakra trace")
         if n_bytes > MAX_MESSAGE_BYTES:
             raise TraceError(f"{path} has a message of {n_bytes:,} bytes", "it is no Chakra trace")
-        if not n_bytes and index:  # else zeros, a byte each, would be nodes: as many as there is time for
+        if not n_bytes and index:  # otherwise each zero byte would count as a node, without a limit
             raise TraceError(f"{path}: message {index} is empty, as no node is", "it is no Chakra trace")
         message = file.read(n_bytes) if n_bytes else b""
         if len(message) < n_bytes:
@@ -196,6 +196,6 @@ def _observation(
 
 
 def _value(attribute: Any) -> tuple[str, Any]:
-    """Name and value; no value where it is of a type that no field of ours has."""
+    """Name and value; the value is None if its type is not among our fields'."""
     values = [value for field, value in attribute.ListFields() if field.name != "name"]
     return attribute.name.decode("utf-8", "replace"), values[-1] if values else None

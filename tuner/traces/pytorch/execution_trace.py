@@ -1,6 +1,6 @@
 """PyTorch execution traces (PARAM's and Chakra's input): the calls of one rank, without durations.
 
-`record_param_comms` nodes carry the collective: as attributes in newer schemas, as positional inputs in
+`record_param_comms` nodes have the collective: as attributes in newer schemas, as positional inputs in
 older ones. Sizes are in elements. Process groups are described by one node at the start.
 """
 
@@ -37,7 +37,7 @@ _NOT_COLLECTIVES: Final = ("wait", "init", "barrier")
 
 
 def matches(begin: bytes) -> bool:
-    """An object whose schema names Chakra, or with PyTorch's node fields."""
+    """Whether the file is an object whose schema names Chakra, or that has PyTorch's node fields."""
     return begin.lstrip().startswith(b"{") and b'"schema"' in begin[:512] and b'"nodes"' in begin
 
 
@@ -156,7 +156,7 @@ def _values(node: Mapping[str, Any], side: str) -> list[Any]:
 
 
 def _positional(node: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Older schemas: [tensors, sequence, group, rank, name, ...]; without tensors, all one to the left."""
+    """Inputs of older schemas: [tensors, sequence, group, rank, name, ...], of which tensors may be missing."""
     values = _values(node, "inputs")
     for position in (4, 3):
         if len(values) > position and isinstance(values[position], str):
@@ -166,7 +166,7 @@ def _positional(node: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _tensor_type(node: Mapping[str, Any], side: str) -> str | None:
-    """`float` out of `GenericList[Tensor(float)]`."""
+    """`float` from `GenericList[Tensor(float)]`."""
     part = node.get(side)
     types = part.get("types") if isinstance(part, Mapping) else None
     text = types[0] if isinstance(types, list) and types and isinstance(types[0], str) else ""

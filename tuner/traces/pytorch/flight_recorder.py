@@ -1,7 +1,7 @@
 """PyTorch Flight Recorder dumps, JSON (versions 2.3 to 2.10): one file per rank.
 
-Each entry has the sizes of its inputs and outputs in elements. Durations exist only when timing was on;
-the time of creation is when the call was enqueued. The rank is in the file's name only.
+Each entry has the sizes of its inputs and outputs in elements. Durations exist only if timing was on;
+the time of creation is when the call was enqueued. Only the file's name has the rank.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FACTS: Final = {
 
 
 def matches(begin: bytes) -> bool:
-    """A JSON object with entries that have profiling names, or with process groups."""
+    """Whether the file is a JSON object with process groups, or with entries that have profiling names."""
     if not begin.lstrip().startswith(b"{"):
         return False
     return b'"profiling_name"' in begin or (b'"pg_config"' in begin and b'"version"' in begin)
@@ -77,7 +77,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 def observations(
     entries: Iterator[Any], groups: Mapping[str, Any], path: Path, summary: Summary
 ) -> Iterator[Observation]:
-    """Observations from a dump's entries and `pg_config`, whether it was JSON or a pickle."""
+    """Observations from the entries and `pg_config` of a dump in JSON or pickle."""
     rank = rank_of(path)
     if rank is None:
         summary.note(f"{path.name} does not name its rank")
@@ -94,7 +94,7 @@ _RANK_IN_NAME: Final = re.compile(
 
 
 def rank_of(path: Path) -> int | None:
-    """The rank that a file's name states (`_dump_3.json`, `nccl_trace_rank_3`, `et.3.json`); None if it does not."""
+    """The rank in a file's name (`_dump_3.json`, `nccl_trace_rank_3`, `et.3.json`); None if it has none."""
     found = None
     for found in _RANK_IN_NAME.finditer(path.name):
         if found[1]:
@@ -157,7 +157,7 @@ def _group(entry: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _text(value: Any) -> str:
-    """Text, or an integer as text; empty for all else, since the text of a hostile container could be endless."""
+    """Text, or an integer as text; empty for other types, as a hostile container's text could be endless."""
     return str(value)[:200] if isinstance(value, str) or type(value) is int else ""
 
 
@@ -175,7 +175,7 @@ def _ranks(group: Any) -> tuple[int, ...] | None:
 
 
 def _is_damaged(sizes: Any) -> bool:
-    """Whether the inputs or the outputs have a size that no tensor has."""
+    """Whether the inputs or the outputs have an impossible size."""
     if not isinstance(sizes, Sequence) or isinstance(sizes, str):
         return False
     return any(
@@ -184,7 +184,7 @@ def _is_damaged(sizes: Any) -> bool:
 
 
 def _side_bytes(sizes: Any, dtypes: Any) -> int | None:
-    """Bytes of all tensors on one side; None where unknown."""
+    """Bytes of all tensors on one side; None: unknown."""
     if not isinstance(sizes, Sequence) or isinstance(sizes, str) or not sizes:
         return None
     dtypes = dtypes if isinstance(dtypes, Sequence) and not isinstance(dtypes, str) else [dtypes]

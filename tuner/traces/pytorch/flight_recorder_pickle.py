@@ -16,7 +16,7 @@ _OLD: Final = (b"(dp0\n", b"(d", b"}q\0(")
 
 
 def matches(begin: bytes) -> bool:
-    """Protocol 2 and newer start with an instruction that says so, older ones with a dictionary."""
+    """Whether the file is a pickle: protocol 2 and newer start with its number, older ones with a dictionary."""
     is_new = len(begin) > 2 and begin[0] == 0x80 and 2 <= begin[1] <= 5
     return is_new or (begin.startswith(_OLD) and b"version" in begin[:64])
 

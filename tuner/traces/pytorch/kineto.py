@@ -1,11 +1,10 @@
 """Kineto (Chrome) traces of PyTorch's profiler: GPU kernels of collectives, one file per rank.
 
-From PyTorch 2.4 on the kernels (or the `record_param_comms` call that launched them) say what was sent; in
-older traces the call around the launch has the input's dimensions, and torch's operator around that call both sides'.
-Sizes are in elements. `RING_LL` in a
-kernel's name is a template's name, not the protocol that ran, so algorithm and protocol stay unknown; the grid's
-width is the channel count. A kernel's time includes waiting for the other ranks. A trace of the CPU alone has the
-calls without their times.
+From PyTorch 2.4 on, the kernels (or the `record_param_comms` call that launched them) have the sizes. In older traces
+the call around the launch has the input's dimensions, and torch's operator around that call has those of both sides.
+Sizes are in elements. `RING_LL` in a kernel's name is a template's name, not the protocol that ran. So algorithm and
+protocol stay unknown; the grid's width is the channel count. A kernel's time includes waiting for the other ranks. A
+trace of only the CPU has the calls without their times.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ from ..records import (
 _CALLS: Final = ("record_param_comms", "nccl:")
 _LAUNCHES: Final = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipExt")
 _OPERATORS: Final = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_")
-"""Operators whose first two arguments are one rank's output and input: only they tell an old all-gather's total."""
+"""Operators whose first two arguments are one rank's output and input; only they have an old all-gather's total."""
 _CALLS_OR_LAUNCHES: Final = (*_CALLS, *_OPERATORS, *_LAUNCHES)
 _KERNELS: Final = ("kernel", "Kernel")
-# A trace names the same few things again and again; what they are is looked up once.
+# A trace repeats few names, so each is looked up once.
 _collective_of: Final = lru_cache(maxsize=1024)(find_collective)
 _width_of: Final = lru_cache(maxsize=1024)(element_bytes)
 _communicator_of: Final = lru_cache(maxsize=1024)(communicator_id)
 
 
 class _Event(msgspec.Struct, gc=False):
-    """A trace event; its arguments are decoded only if it is one that matters."""
+    """A trace event; its arguments are decoded only if they are needed."""
 
     name: Any = None
     cat: Any = None
@@ -71,7 +70,7 @@ _BATCHES: Final = Batches('"ph"', msgspec.json.Decoder(list[_Event]))
 
 
 def matches(begin: bytes) -> bool:
-    """A trace-event document, with or without the object around it."""
+    """Whether the file is a trace-event document, with or without the object around it."""
     start = begin.lstrip()
     if start.startswith(b"{"):
         return b'"traceEvents"' in begin or (b'"schemaVersion"' in begin and b'"deviceProperties"' in begin)
@@ -91,18 +90,18 @@ class _Kernel:
 
 @dataclass
 class _Events:
-    """What is kept of a trace: its collectives, and where each launch happened."""
+    """Kept events of a trace: its collectives, and the place of each launch."""
 
     rank: int | None = None
     world_size: int | None = None
     groups: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Name of a process group -> what tells its number of ranks -> that number."""
+    """Name of a process group -> source of its number of ranks -> that number."""
     base_ns: int = 0
     kernels: list[_Kernel] = field(default_factory=list)
     devices: set[str] = field(default_factory=set)
-    """On which the kernels ran."""
+    """Devices on which the kernels ran."""
     is_counted: bool = False
-    """Whether calls are without numbers of their own."""
+    """Whether calls have no numbers, and are counted instead."""
     told: dict[int, tuple[float, Mapping[str, Any]]] = field(default_factory=dict)
     """External id -> start and arguments of the call that launched the kernel."""
     calls: dict[int, list[tuple[float, float, str, Mapping[str, Any]]]] = field(default_factory=dict)
@@ -251,7 +250,7 @@ def _calls_alone(events: _Events, summary: Summary) -> list[_Kernel]:
 
 
 def _launches(events: _Events) -> dict[int, tuple[float, int]]:
-    """Correlation id -> (time, thread) of the launches of those collective kernels that do not say what was sent."""
+    """Correlation id -> (time, thread) of the launches of collective kernels without sizes."""
     wanted = {kernel.correlation for kernel in events.kernels if kernel.told is None or "Group size" not in kernel.told}
     return {
         correlation: (launch_us, thread)
@@ -265,9 +264,9 @@ def _launches(events: _Events) -> dict[int, tuple[float, int]]:
 def _dimensions(
     kernel: _Kernel, events: _Events, launches: Mapping[int, tuple[float, int]], used: set[tuple[int, int, bool]]
 ) -> Mapping[str, Any] | None:
-    """Old traces: what the call and the operator around it say that launched this kernel alone."""
+    """Dimensions in old traces: from the call that launched only this kernel, and the operator around it."""
     place = launches.get(kernel.correlation)
-    # Where Kineto numbered kernels by their correlation, that is no external id.
+    # If Kineto numbered kernels by their correlation, that is no external id.
     if place is None and kernel.external_id != kernel.correlation:
         place = events.places.get(kernel.external_id)
     if place is None:
@@ -282,7 +281,7 @@ def _around(
     all_calls: Mapping[int, list[tuple[float, float, str, Mapping[str, Any]]]],
     used: set[tuple[int, int, bool]],
 ) -> tuple[str, Mapping[str, Any]] | None:
-    """(name, arguments) of the call that was running, if no other kernel has taken it."""
+    """(name, arguments) of the call that was running, if no other kernel has used it."""
     at_us, thread = place
     calls = all_calls.get(thread, [])
     index = bisect_right(calls, at_us, key=lambda call: call[0]) - 1
@@ -319,7 +318,7 @@ def _input_side(name: str, args: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _n_elements(dim: Any) -> int | None:
-    """Elements of one tensor; none where it has no dimensions, None where they make no sense."""
+    """Elements of one tensor; 0 if it has no dimensions, None if they are invalid."""
     if not isinstance(dim, list) or not all(type(extent) is int and 0 <= extent <= MAX_BYTES for extent in dim):
         return None
     return math.prod(dim) if dim else 0
@@ -352,7 +351,7 @@ def _observation(
     if not message_bytes:
         summary.skip(LeftOut.bytes_unknown)
         return None
-    # Groups without a name are others if they are of other sizes.
+    # Groups without a name are distinguished by their sizes.
     comm_id = _communicator_of(f"{group}\0{ranks}" if group or ranks else f"of {n_ranks}")
     sequence = _integer(told.get("Seq"))
     events.is_counted = events.is_counted or sequence is None
@@ -373,20 +372,20 @@ def _observation(
 
 
 def _size(value: Any) -> int:
-    """A number of ranks; 0 if it can be none."""
+    """A number of ranks; 0 if it is impossible."""
     n_ranks = _integer(value)
     return n_ranks if n_ranks is not None and 0 < n_ranks <= UNKNOWN_U4 else 0
 
 
 def _n_listed(told: Mapping[str, Any]) -> int:
-    """Ranks in a call's list; 0: it has none, or a long one, which torch cuts."""
+    """Ranks in a call's list; 0: there is no list, or a long one, which torch truncates."""
     ranks = told.get("Process Group Ranks")
     listed = ranks if isinstance(ranks, list) else str(ranks or "").strip("[]").split(",")
     return len(listed) if all(str(rank).strip().isdigit() for rank in listed) else 0
 
 
 def _sizes(groups: Any) -> dict[str, dict[str, int]]:
-    """Name of a group -> what the trace's description of the job says of its ranks."""
+    """Name of a group -> its ranks by the trace's description of the job."""
     return {
         str(group.get("pg_name"))[:400]: {
             "its description": _size(group.get("pg_size")),

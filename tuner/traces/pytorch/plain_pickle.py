@@ -1,11 +1,10 @@
-"""Reads pickles that hold nothing but plain data, without unpickling.
+"""Reads pickles that have only plain data, without unpickling.
 
 The pickle module executes instructions that can import and call anything; it is not used here.
-`load_plain` steps through the instructions (`pickletools.genops` only lists them) and carries out those
-that build None, booleans, numbers, text, bytes, lists, tuples and dicts. Every other instruction, above
-all those that name a global, call, build an object or refer to an extension, is a TraceError. So no
-file, however hostile, can make anything but plain containers, and memory stays proportional to the file:
-no instruction creates more than its own argument.
+`load_plain` reads the instructions (`pickletools.genops` only lists them) and executes those that build None, booleans,
+numbers, text, bytes, lists, tuples and dicts. Every other instruction is a TraceError: above all those that name a
+global, call, build an object or refer to an extension. So even a hostile file can only make plain containers, and
+memory stays proportional to the file, as no instruction creates more than its own argument.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ....store.errors import TraceError
 
 MAX_PICKLE_BYTES: Final = 1 << 28
 MAX_INSTRUCTIONS: Final = 1 << 24
-"""Each builds one value at most; a dump of 20,000 entries with their stacks takes about eight million."""
+"""Each instruction builds one value at most; a dump of 20,000 entries with stacks has about eight million."""
 
 _IGNORED: Final = frozenset({"PROTO", "FRAME"})
 _CONSTANTS: Final = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
@@ -40,7 +39,7 @@ def load_plain(data: bytes) -> Any:
         return _Machine().run(data)
     except TraceError:
         raise
-    except Exception as error:  # pickletools and the stack raise many kinds for damaged input
+    except Exception as error:  # damaged input raises many kinds of errors
         raise _refusal(f"is damaged ({type(error).__name__}: {error})") from None
 
 
@@ -115,7 +114,7 @@ def _pairs(values: list[Any]) -> dict[Any, Any]:
 
 
 def _key(key: Any) -> Any:
-    """A key of a dict, scalars only: to hash tuples that share their parts can take exponential time."""
+    """A key of a dict; only scalars, as hashing tuples with shared parts can take exponential time."""
     if isinstance(key, tuple):
         raise _refusal("has a tuple for a key, which no trace needs")
     return key
