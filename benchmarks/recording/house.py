@@ -35,11 +35,11 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 49_683,
+    "tuner_lines": 49_674,
     "agent_lines": 23_518,
     "agent_wheel_lines": 23_518,
-    "store_lines": 6_374,
-    "zero_runtime_lines": 4_915,
+    "store_lines": 6_368,
+    "zero_runtime_lines": 4_914,
     "tests_lines": 54_264,
     "benchmarks_lines": 27_061,
     "constants": 1_114,
