@@ -208,6 +208,7 @@ def test_random_records_of_a_greeted_rank_are_survived(daemon, connect):
             block["n_nodes"] %= 2**16
             block["message_bytes"] %= 2**62
         observations["duration_us"] = observations["memory_pressure"] = rng.uniform(-1, 2, n)
+        observations["chunk_bytes"] %= 2**20
         costs["n_algorithms"], costs["n_protocols"], costs["n_pipe_ops"] = 7, 3, 1
         socket.send_multipart(wire.encode(wire.Observations("job", 0, n), observations.tobytes()))
         socket.send_multipart(wire.encode(wire.CostTables("job", 0, n), costs.tobytes()))
