@@ -41,8 +41,9 @@ def fabric(world):
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("asks", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("asks", [True, False])
 def test_what_was_measured_is_tried_and_measured_again(world, fabric, asks):
     world.environment["ZEROTUNE_NCCL_VERSION"] = "2.30.7"
     daemon = world.start_daemon()
