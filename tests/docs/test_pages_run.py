@@ -56,6 +56,7 @@ DONE_BEFORE = {
     r"zerotune sweep ": "zerotune daemon stop || true",
     r"zerotune daemon .*--curve-keys keys": "zerotune daemon keys keys",
     r"zerotune store book key ": "rm -f book.key*",
+    r"zerotune report winners": "zerotune launch --fabric ethernet_boxes -- torchrun --nproc-per-node 2 earlier.py",
     r"zerotune store book build ": "rm -f fleet.book*",
 }
 """What a reader has done who runs a command, or has not."""
