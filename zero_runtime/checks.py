@@ -84,8 +84,10 @@ def communicator_variants(value: Sequence[Mapping[str, int]]) -> tuple[dict[str,
         SettingsError: they are no list of at most three, or one names or holds what cannot be.
     """
     wanted = f"a list of at most {_MOST_VARIANTS} dicts, such as [{{'max_ctas': 8}}]"
-    if not isinstance(value, list | tuple) or len(value) > _MOST_VARIANTS:
+    if not isinstance(value, list | tuple):
         raise refusal("communicator_variants", value, wanted)
+    if len(value) > _MOST_VARIANTS:
+        raise SettingsError(f"communicator_variants has {len(value)} entries; it must be {wanted}")
     for place, config in enumerate(value):
         if not isinstance(config, Mapping) or not config:
             raise refusal(f"communicator_variants[{place}]", config, f"a dict of {', '.join(VARIANT_FIELDS)}")

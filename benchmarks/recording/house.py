@@ -35,12 +35,12 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 49_674,
+    "tuner_lines": 49_675,
     "agent_lines": 23_518,
     "agent_wheel_lines": 23_518,
     "store_lines": 6_368,
-    "zero_runtime_lines": 4_914,
-    "tests_lines": 54_264,
+    "zero_runtime_lines": 4_916,
+    "tests_lines": 54_268,
     "benchmarks_lines": 27_061,
     "constants": 1_114,
     "files_over_400_lines": 25,

@@ -73,6 +73,7 @@ def plan(tmp_path: Path) -> Path:
         ("--no-agent", "--shadow"),
         ("--plan", "--tune-for"),
         ("--shadow", "--compare"),
+        ("--shadow", "--tune-environment"),
         ("--plan", "--daemon"),
         ("--store",),
         ("--budget-percent",),

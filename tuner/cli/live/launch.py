@@ -60,6 +60,7 @@ EXCLUDING = (
     ("--plan", "--daemon", "under a plan file training runs without any daemon"),
     *(("--plan", one, "under a plan file nothing is tuned") for one in OF_THE_JOB[1:]),
     ("--shadow", "--compare", "in shadow nothing is tuned that could be compared"),
+    ("--shadow", "--tune-environment", "in shadow nothing is changed, and so no variable"),
 )
 """Pairs of options that contradict each other, and why."""
 OF_THE_DAEMON = (
