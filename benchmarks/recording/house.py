@@ -43,7 +43,7 @@ REACHED = {
     "tests_lines": 54_268,
     "benchmarks_lines": 27_061,
     "constants": 1_114,
-    "files_over_400_lines": 25,
+    "files_over_400_lines": 24,
 }
 """What it is by now: a test lets it shrink only."""
 
