@@ -317,7 +317,7 @@ class Membership:
 
 
 def _options(settings: AgentSettings) -> JobOptions:
-    """What the daemon is told: chunk sizes only where NCCL asks for them. No communicator may have been made yet."""
+    """The options for the daemon; it gets `chunk_sizes` only if this NCCL asks for them. Needs no communicator."""
     told, version = settings.job_options, identity.nccl_version()
     if not told.chunk_sizes:
         return told

@@ -119,8 +119,7 @@ _LARGEST: Final = {
     "n_protocols": 3,
     "n_pipe_ops": 2**31 - 1,
 }
-"""Largest values of the records' fields; negative ones and NaN mean unknown. Each record is refused by itself: wrong
-numbers from NCCL about one call must not cost the others."""
+"""Largest values of the records' fields; negative ones and NaN mean unknown. Each record is refused by itself."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

@@ -1,4 +1,4 @@
-"""What other threads tell the agreement's, as values."""
+"""News from other threads to the agreement's thread, as values."""
 
 from __future__ import annotations
 

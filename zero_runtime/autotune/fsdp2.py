@@ -165,7 +165,7 @@ class Gathers:
         self._variants.tell(search.judged)
 
     def _leave(self, why: str) -> None:
-        """From now on gathers run on what is in use; `why` it was not tried which is best, empty: it was."""
+        """Gathers stay on the group in use; `why` the search for the best one ends early, empty: it is over."""
         self._is_over = True
         self._unhook()
         if why:
@@ -225,4 +225,4 @@ def vary(wanted: Sequence[Mapping[str, int]]) -> None:
 
     for module in tuple(sys.modules.values()):
         if getattr(module, "__dict__", {}).get("fully_shard") is fully_shard:
-            module.fully_shard = fully_shard_varied  # type: ignore[attr-defined]
+            module.fully_shard = fully_shard_varied  # type: ignore[attr-defined]  # a name of a module

@@ -78,7 +78,7 @@ def told() -> Iterator[list[str]]:
     """What is logged of variants."""
     lines: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign] - of this one handler
     variants.logger.addHandler(handler)
     variants.logger.setLevel(logging.INFO)
     try:
@@ -129,8 +129,8 @@ def fsdp2(
             fsdp.fully_shard(layer, mesh=mesh)
         fsdp.fully_shard(model, mesh=mesh)
         for module in (fsdp._fully_shard, fsdp._fully_shard._fully_shard, fsdp):
-            module.fully_shard = usual  # type: ignore[attr-defined]
-        model._set_unshard_async_op(True)  # type: ignore[operator]  # gathers overlap as on GPUs
+            module.fully_shard = usual  # type: ignore[attr-defined] - a module's name is set
+        model._set_unshard_async_op(True)  # type: ignore[operator] - an FSDPModule by now; gathers overlap as on GPUs
         for layer, ahead in zip(model, list(model)[1:], strict=False):
             layer.set_modules_to_forward_prefetch([ahead])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -241,12 +241,12 @@ def test_memory_is_not_taken_where_it_is_short(few_sms: World, n_free_reserves: 
 def short_of_memory(rank: int, n_free_reserves: float) -> Any:
     """Only rank 1 is short."""
     group: Any = dist.group.WORLD
-    usual, variants.RESERVE_BYTES = variants.RESERVE_BYTES, RESERVE_MB * 1_000_000  # type: ignore[misc]
+    usual, variants.RESERVE_BYTES = variants.RESERVE_BYTES, RESERVE_MB * 1_000_000  # type: ignore[misc] - Final but here
     device().reserve_mb = group.left_bytes() / 1e6 - n_free_reserves * RESERVE_MB if rank == 1 else 0.0
     try:
         return fsdp2(rank, (FEW,), 0.0, 12)
     finally:
-        variants.RESERVE_BYTES, device().reserve_mb = usual, 0.0  # type: ignore[misc]
+        variants.RESERVE_BYTES, device().reserve_mb = usual, 0.0  # type: ignore[misc] - as above
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def out_of_order(rank: int) -> tuple[bool, list[str]]:
     """An error on this rank, before anything is decided."""
     group: Any = dist.group.WORLD
     gathers = Gathers(group, (FEW,), torch.device("cpu"))
-    gathers._store = lambda n: 1 // 0  # type: ignore[method-assign]
+    gathers._store = lambda n: 1 // 0  # type: ignore[method-assign] - it fails
     with told() as lines:
         assert gathers.next_group(gathers) is gathers.next_group(gathers) is group
     return gathers._is_over, lines
@@ -328,12 +328,12 @@ def test_one_message_says_what_is_wrong(caplog: pytest.LogCaptureFixture) -> Non
         (FEW, "communicator_variants is {'max_ctas': 8}; it must be a list"),
     ):
         with pytest.raises(zero_runtime.SettingsError) as caught:
-            zero_runtime.Settings(autotune=True, communicator_variants=wanted)  # type: ignore[arg-type]
+            zero_runtime.Settings(autotune=True, communicator_variants=wanted)  # type: ignore[arg-type] - wrong on purpose
         assert words in str(caught.value)
         caplog.clear()
         from zerotune.zero_runtime.autotune.fsdp2 import vary
 
-        vary(wanted)  # type: ignore[arg-type]
+        vary(wanted)  # type: ignore[arg-type] - wrong on purpose
         assert [str(caught.value) in record.getMessage() for record in caplog.records] == [True]
     with pytest.raises(zero_runtime.SettingsError, match="autotune=True"):
         zero_runtime.Settings(communicator_variants=(FEW,))

@@ -71,7 +71,7 @@ static uint32_t channels_to_expect(const seen *coll) {
   return is_untold ? NCCL_MAX_CHANNELS : coll->n_channels;
 }
 
-/* A graph's replay runs what was told at its capture. */
+/* What NCCL was told for a call. A graph's replay keeps the chunk size of its capture, which is unknown here. */
 static uint32_t chunk_bytes_of(const zt_communicator *communicator, const seen *coll) {
   if (!communicator->chunks.is_asked) return 0;
   if (coll->flags & ZT_FLAG_CAPTURED) return ZT_UNKNOWN_CHUNK;
