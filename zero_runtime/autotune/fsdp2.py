@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mode
 from typing import Any, Final, TypeVar
@@ -41,7 +42,10 @@ MOST_UNLIKE: Final = 32
 """Steps with other gathers than the one before, each of which begins a window anew."""
 
 
+LEFT: Final = "gathers of process group %s stay as they are: %s"
 Answer = TypeVar("Answer")
+_n_made: Counter[str] = Counter()
+"""Of each group and list of variants, so that all ranks name them alike."""
 
 
 class Stopped(Exception):
@@ -69,7 +73,11 @@ class Gathers:
         self._unhook: Callable[[], None] = lambda: None
         self._failure = ""
         """Why zerotune failed on this rank, until all ranks know."""
-        self._has_joined = False
+        key = f"{group.group_name}/{self._wanted}"
+        _n_made[key] += 1
+        self._key = f"{key}/{_n_made[key]}"
+        self._joined_as = 0
+        """This rank is the n-th that takes part; 0: it is not known to the others."""
         try:
             why = why_not(group)
         except Exception as error:  # a group that is none of ours to understand
@@ -104,7 +112,7 @@ class Gathers:
         self._n_gathers += 1
         if self._first is None:
             self._first = place
-            self._has_joined = bool(self._safely(lambda: self._joined(1), 0))
+            self._joined_as = self._safely(lambda: self._joined(1), 0)
         is_pass = place is self._first and torch._C._current_graph_task_id() == -1  # not in backward
         self._n_passes += is_pass
         if self._safely(self._is_captured, False):
@@ -129,7 +137,7 @@ class Gathers:
 
     def _joined(self, n: int) -> int:
         """Ranks that take part, with `n` more."""
-        return int(c10d._get_default_store().add(f"zerotune/variants/{self.group.group_name}/{self._wanted}", n))
+        return int(c10d._get_default_store().add(f"zerotune/variants/{self._key}", n))
 
     def _learn(self) -> None:
         """What a step is, and from the time that memory is filled, which variants there are."""
@@ -141,8 +149,13 @@ class Gathers:
         if self._n_passes < self._meets_at:
             return
         self._safely(self._now_us, 0.0)  # waits until the first gather is done
-        if not self._has_joined or self._safely(lambda: self._joined(0), 0) % self.group.size():
-            self._leave("not all ranks enabled the same communicator_variants")
+        n_joined = self._safely(lambda: self._joined(0), 0)
+        if not self._joined_as or n_joined not in (0, self.group.size()):
+            self._leave("")
+            self._safely(lambda: self._joined(self.group.size() + 1), 0)  # never enough, should a rank join later
+            if self._joined_as == 1 or self._joined_as > self.group.size():  # rank 0 may not take part
+                why = "not all ranks enabled the same communicator_variants"
+                logger.warning("zerotune: " + LEFT, self.group.group_name, why)
             return
         said = [int(not self._periods), mode(self._periods or [0]), self._stepped_at]
         is_unknown, self._period, self._stepped_at = self._meet(said)
@@ -197,7 +210,7 @@ class Gathers:
         self._variants.keep(0)
 
     def _say_left(self, why: str) -> None:
-        say(logging.WARNING, "gathers of process group %s stay as they are: %s", self.group.group_name, why)
+        say(logging.WARNING, LEFT, self.group.group_name, why)
 
     def _meet(self, numbers: Sequence[int]) -> list[int]:
         """The greatest over all ranks of each number.

@@ -46,7 +46,7 @@ if dist.get_rank() == 0:
     assert len(taken_mb) == 2, messages
     made_at = n_groups.index(3)
     grown_mb = (free_bytes[made_at - 1] - free_bytes[made_at]) / 1e6
-    assert abs(grown_mb - sum(taken_mb)) < 2, (grown_mb, taken_mb)
+    assert abs(grown_mb - sum(taken_mb)) < 0.01 * sum(taken_mb), (grown_mb, taken_mb)
     verdicts = [line for line in messages if line.startswith("zerotune: gathers use") or "gathers stay with" in line]
     assert len(verdicts) >= 2, messages
     assert n_groups[-1] == 1 + any("gathers use" in line for line in verdicts), n_groups
