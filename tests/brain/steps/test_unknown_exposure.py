@@ -81,7 +81,7 @@ def test_steps_tell_that_nothing_is_waited_for() -> None:
     assert brain.exposure.most < 0.7
 
 
-def test_what_is_measured_is_not_estimated() -> None:
+def test_measured_exposure_is_not_estimated() -> None:
     world = _exposed_job("h100_node", HostView())
     brain = make_brain(world)
     play(world, brain, 20)
@@ -91,7 +91,7 @@ def test_what_is_measured_is_not_estimated() -> None:
 
 @pytest.mark.parametrize("is_exposure_known", [True, False])
 @pytest.mark.parametrize("make", [_exposed_job, lambda _, view: _hidden_job(view)])
-def test_what_exploring_really_costs_is_within_the_budget(make: object, is_exposure_known: bool) -> None:
+def test_the_true_cost_of_exploring_is_within_the_budget(make: object, is_exposure_known: bool) -> None:
     """What steps take longer than with NCCL's own choice, as the truth tells."""
     world = make("h100_node", HostView(is_exposure_known=is_exposure_known))  # type: ignore[operator] # the fixture is untyped
     brain = make_brain(world)
