@@ -61,7 +61,7 @@ READINGS: dict[str, tuple[str, ...]] = {
     ),
     "the host is ahead of the device": ("agent/test_device_time.py",),
     "torch is looked for before it is imported": (
-        "agent/test_who_gets_the_agent.py::test_whoever_looked_for_torch_before",
+        "agent/test_who_gets_the_agent.py::test_the_agent_starts_though_torch_was_looked_for_before",
         "agent/test_who_gets_the_agent.py::test_torch_that_is_there_already",
     ),
     "steps are replayed graphs": (
@@ -69,14 +69,11 @@ READINGS: dict[str, tuple[str, ...]] = {
         "agent/test_step_timer.py::test_steps_that_are_replayed_graphs_are_steps_of_their_own",
         "emulated/choosing/test_emulated_graphs.py",
     ),
-    "a graph is captured while calls are timed": (
-        "agent/test_step_timer.py::test_the_plugin_is_told_while_a_graph_is_captured",
-        "agent/test_session.py",
-    ),
+    "a graph is captured while calls are timed": ("agent/test_session.py",),
     "ranks step unequally": ("agreement/test_agreement_threads.py", HARNESS % "agreed"),
     "NCCL reports no channels": (
         HARNESS % "kernels",
-        "daemon/service/test_join.py::test_what_nccl_reports_no_channels_for_is_measured_with_those_that_ran",
+        "daemon/service/test_join.py::test_calls_without_reported_channels_are_measured_with_those_that_ran",
     ),
     "calls share a kernel": (HARNESS % "groups",),
     "NCCL lowers channels": ("brain/trials/test_refused.py",),
@@ -91,7 +88,7 @@ READINGS: dict[str, tuple[str, ...]] = {
         "agreement/test_job_start_model.py",
     ),
     "torch's cache fills the device": (
-        "agent/test_memory.py::test_what_torch_has_cached_is_in_use_and_told_apart",
+        "agent/test_memory.py::test_memory_cached_by_torch_counts_as_used_and_is_told_apart",
         "daemon/service/test_service_tuning.py::test_short_memory_is_told_and_what_torch_could_do_without_apart",
         "brain/test_brain_memory.py",
     ),

@@ -425,17 +425,7 @@ def test_a_store_that_is_a_folder_is_named_with_the_remedy(name, places, monkeyp
     assert f"--store {places['folder']}/store.db" in error
 
 
-@pytest.mark.parametrize(
-    ("words", "value"),
-    [(["advise", "7B", "--memory", "--ranks", "0"], "'0'"), (["sweep", "--ranks", "many"], "'many'")],
-)
-def test_a_refused_value_is_named(words, value, monkeypatch, capsys):
-    _, _, error = run(monkeypatch, capsys, *words)
-    assert words[-2] in error
-    assert value.strip("'") in error
-
-
-def test_what_belongs_to_the_training_command_may_be_empty(monkeypatch, capsys):
+def test_words_of_the_training_command_may_be_empty(monkeypatch, capsys):
     code, _, error = run(monkeypatch, capsys, "launch", "--plan", "none.json", "--", "true", "")
     assert (code, error.count("\n")) == (2, 1)
     assert "none.json" in error
