@@ -35,7 +35,7 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 49_866,
+    "tuner_lines": 49_861,
     "agent_lines": 23_528,
     "agent_wheel_lines": 23_528,
     "store_lines": 6_367,
