@@ -39,7 +39,7 @@ REACHED = {
     "agent_lines": 23_528,
     "agent_wheel_lines": 23_528,
     "store_lines": 6_367,
-    "zero_runtime_lines": 4_994,
+    "zero_runtime_lines": 4_992,
     "tests_lines": 54_510,
     "benchmarks_lines": 27_075,
     "constants": 1_117,
