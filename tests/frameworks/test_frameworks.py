@@ -187,6 +187,18 @@ def test_a_framework_trains_the_same_and_is_seen(start, name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2-bf16", "ddp", "deepspeed-2"])
+def test_gloo_without_us_gives_the_same_losses(start, name):
+    """With two ranks a sum has one order only, so that even another backend must give the same bits."""
+    case = CASES[name]
+    case.skip_if_not_installed()
+    plain = start("gloo", [*TORCHRUN, *case.command], launch=None)
+    job = start("on", [*TORCHRUN, *case.command])
+    assert job.finish(500).losses == plain.finish(500).losses
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(2 * FINISH_S + 200)
 def test_deepspeeds_own_launcher(start):
     """It counts no GPUs here: it is told how many ranks there are, and to name them as torchrun does."""
