@@ -99,7 +99,7 @@ def test_channels_that_slow_computation_down_are_given_back_however_rarely_the_d
     world.compute_us = 2.2 * sum(world.truth(call, BASELINE)[0] for call in calls)
     before_us = sum(world.run_step()[1].duration_us for _ in range(20))
     brain = make_brain(world)
-    play(world, brain, 400, latency_steps=2, looks_every=looks_every)
+    play(world, brain, 300, latency_steps=2, looks_every=looks_every)
     world.fixed = decided(brain)
     after_us = sum(world.run_step()[1].duration_us for _ in range(20))
     assert after_us < 0.92 * before_us

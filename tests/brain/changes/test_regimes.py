@@ -185,7 +185,7 @@ def test_a_job_that_has_known_many_networks_goes_on() -> None:
         while brain.n_regimes == n_known:
             assert world.step < until, at
             play(world, brain, 1)
-        play(world, brain, 60)
+        play(world, brain, 20)
     assert brain.n_regimes == n_networks + 1
 
 

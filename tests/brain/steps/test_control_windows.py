@@ -70,7 +70,7 @@ def test_the_gain_is_known_soon_and_true_and_costs_next_to_nothing(
 ) -> None:
     world = _job(seed)
     brain = make_brain(world, settings=CONTROLLED)
-    plans = play(world, brain, 1500, latency_steps=latency_steps)
+    plans = play(world, brain, 1000, latency_steps=latency_steps)
     decisions, runs = brain.decisions(), decided(brain)
     gain = _true_gain(world, {call: world.truth(call, runs(call))[0] for call in world.calls})
     saved = _compared(world.steps, decisions).saved()
@@ -90,7 +90,7 @@ def test_the_gain_is_known_soon_and_true_and_costs_next_to_nothing(
 def test_short_steps_get_several_control_windows_in_one_plan() -> None:
     world = _job()
     brain = make_brain(world, settings=msgspec.structs.replace(CONTROLLED, compare_steps=200))
-    plans = play(world, brain, 1500, latency_steps=60)
+    plans = play(world, brain, 1200, latency_steps=60)
     decisions = brain.decisions()
     controls = {one.epoch for one in decisions if one.is_control}
     assert controls == {epoch for plan in plans for epoch in plan.control_epochs}

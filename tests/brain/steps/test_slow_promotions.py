@@ -56,7 +56,7 @@ def _promoted(seed: int) -> tuple[World, Brain, OnlyThese]:
 
 def test_a_promotion_that_slows_steps_is_withdrawn_and_others_stay() -> None:
     n_slow, n_guilty, n_innocent, n_kept = [], 0, 0, 0
-    for seed in range(1000, 1010):
+    for seed in range(1000, 1006):
         world = _world(seed, 0.01)
         brain = make_brain(world)
         n_slow.append(_play_slowed(world, brain, 120, 1.03))
@@ -65,8 +65,8 @@ def test_a_promotion_that_slows_steps_is_withdrawn_and_others_stay() -> None:
         n_guilty += gathers.n_withdrawn > 0 and gathers.incumbent.is_baseline
         n_innocent += scatters.n_withdrawn > 0
         n_kept += not scatters.incumbent.is_baseline
-    assert n_guilty >= 9
-    assert n_kept >= 9
+    assert n_guilty >= 5
+    assert n_kept >= 5
     assert n_innocent <= 1
     assert np.median(n_slow) <= 15
     assert np.quantile(n_slow, 0.9) <= 30

@@ -41,6 +41,7 @@ def test_variants_begin_and_steps_gain_though_exposure_is_unknown(host_ahead: in
     assert np.median([world.run_step()[1].duration_us for _ in range(20)]) < 0.98 * default_us
 
 
+@pytest.mark.slow  # test_variants_begin_and_steps_gain_though_exposure_is_unknown sees variants begin
 def test_variants_begin_while_it_is_in_doubt_whether_anything_hides() -> None:
     """Steps said 0.99, give or take 0.06, after the last trial, and nothing more: without a variant for good."""
     with seen_as(UNKNOWN):
