@@ -5,9 +5,9 @@
 Four questions. A simulated device runs steps under plans that change all the time: is each step told with its own time
 and plan, at every lag? Peer: the host's clock at the optimizer's step. Whole jobs of the policy, whose communication
 mostly hides (training_reward): do variants with fewer channels begin, and how much of what is gained in lockstep with
-all known is gained? Is more withdrawn for nothing then, or more lost where nothing is to be gained (guarded_jobs.py,
-brain_safety.py)? Do results keep their bits under `--numerics exact`, if the order of sums goes with the
-setting (rounding.py)? Simulated, no GPU.
+all known is gained? Is more withdrawn for nothing then, or more lost where nothing is to be gained (brain_safety.py)?
+Do results keep their bits under `--numerics exact`, if the order of sums goes with the setting
+(rounding.py)? Simulated, no GPU.
 
 And for each of nineteen ways in which a GPU is known to be less kind than an emulation: do the tests of it pass
 (`readings_tested`), or is it open? `--quick` leaves that out. What `make rehearse` recorded is counted, not repeated.
@@ -19,6 +19,7 @@ import math
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,11 +31,22 @@ from rich.progress import track
 
 from benchmarks.agent.rounding import bits_changed
 from benchmarks.lib.reporting import Result, options_of, report, say
-from benchmarks.lib.simulated.brain_world import Call, NothingToGain, OverlappedWorld, decided, make_brain, play
+from benchmarks.lib.simulated.brain_world import (
+    ALONE,
+    NINE,
+    Call,
+    NothingToGain,
+    OverlappedWorld,
+    SeeminglyHidden,
+    World,
+    decided,
+    make_brain,
+    play,
+    secretly_slow_job,
+)
 from benchmarks.lib.simulated.device import Device
 from benchmarks.lib.simulated.host_view import IN_LOCKSTEP, MOST_AHEAD, HostView, seen_as
-from benchmarks.policy.brain_safety import zero_calls
-from benchmarks.policy.guarded_jobs import GuardedJob
+from benchmarks.policy.brain_safety import IN_TURNS, slow_promotion, zero_calls
 from benchmarks.policy.training_reward import step_us, training_us, world_of
 from benchmarks.rehearse.outcomes import OUTCOMES, Outcomes
 from zerotune.agent.nccl import fabric
@@ -51,6 +63,8 @@ WRONG = 0.01
 """A step is told with another's time if that is off by a larger share: those of neighbouring plans differ by more."""
 FABRICS = ("few_sms_node", "h100_node", "h100_ib_2", "ethernet_boxes")
 GUARDED_KINDS = ("one_key_alike", "nine_keys_alike", "alike_and_hidden", "slow_promotion")
+GUARDED_STEPS = 1200
+GUARDED_NOISE = 0.01
 
 
 HARNESS = "plugin/test_plugin_harness.py::test_as_nccl_calls_it[plain-%s]"
@@ -221,15 +235,33 @@ def lost_where_nothing_is_to_gain(view: HostView, n_runs: int, n_steps: int) -> 
     return 100.0 * lost_us / all_us
 
 
+def _guarded(kind: str, job: int, seed: int) -> World:
+    """A job in which no setting changes what a step takes; some of its settings are said to hide."""
+    if kind != "alike_and_hidden":
+        return secretly_slow_job(ALONE if kind == "one_key_alike" else NINE, 0.0, seed)
+    machine = fabric.load(("h100_node", "ethernet_boxes", "h100_ib_2")[job % 3])
+    calls = zero_calls((18, 21, 24))
+    place = machine.communicator(range(min(16, machine.max_ranks)))
+    world = SeeminglyHidden(machine.name, place, calls, step_noise=GUARDED_NOISE, seed=seed, flat=True)
+    world.compute_us = sum(world.truth(call, BASELINE)[0] for call in calls)
+    return world
+
+
 def withdrawn_for_nothing(view: HostView, n_jobs: int) -> float:
     """In how many jobs (percent) the guard withdraws what slows nothing down."""
     found = []
     with seen_as(view):
         for kind in GUARDED_KINDS:
             for job in range(n_jobs):
-                figures = GuardedJob(kind, job).figures(20)
-                found.append(figures.get("withdrawn_for_nothing", figures.get("innocent_withdrawn", 0.0)))
-    return mean(found)
+                seed = zlib.crc32(f"{kind} {job} 20".encode())
+                if kind == "slow_promotion":
+                    found.append(slow_promotion(seed, GUARDED_NOISE).is_innocent_withdrawn)
+                    continue
+                world = _guarded(kind, job, seed)
+                brain = make_brain(world)
+                play(world, brain, GUARDED_STEPS)
+                found.append(any(IN_TURNS in one.reason for one in brain.decisions()))
+    return 100.0 * mean(found)
 
 
 def policy(lags: Sequence[int], *, quick: bool) -> Iterator[Result]:
