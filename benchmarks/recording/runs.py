@@ -94,7 +94,6 @@ RUNS: Final = (
     Run("training_reward", f"training_reward --quick {ON_A_GPU}", shown=("share_of_gain",)),
     Run("varying_steps", f"varying_steps --quick {ON_A_GPU}", shown=("share_of_gain",)),
     Run("slow_earlier_jobs", "slow_earlier_jobs --quick"),
-    Run("prediction_held_out", "prediction_held_out --quick --by size range cell channels ranks fabric"),
     Run("stage_fingerprint", "stage_fingerprint"),
     Run("advise_error", "advise_error", shown=("memory_error_median",)),
     Run("zero_paper", "zero_paper"),

@@ -9,10 +9,9 @@ import pytest
 
 from benchmarks.lib.data import generated_csvs
 from benchmarks.lib.data.data_sets import DataSet, of_folder, sweep_block
-from benchmarks.modeling.prediction_first_step import as_a_job_begins
 from zerotune.agent.nccl import fabric
-from zerotune.tuner.learning.policy.keys import COMMON_DOUBT
-from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
+from zerotune.store.records import Collective
+from zerotune.tuner.learning.policy.keys import COMMON_DOUBT, CandidateTables
 from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import build
 from zerotune.tuner.modeling.features import CostPrior
@@ -39,12 +38,8 @@ def test_intervals_hold_where_the_cost_jumps_and_the_machine_does_not(n_nodes: i
     assert np.mean(np.abs(test.residual - mean) <= 1.645 * np.hypot(std, test.noise)) > 0.8
 
 
-@pytest.mark.usefixtures("few_settings")
-def test_a_fabric_never_measured_is_doubted_as_the_daemon_doubts_it(tmp_path: Path) -> None:
-    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (4,))
-    (data,) = of_folder(tmp_path)
-    points = build(sweep_block(data.problems), CostPrior({}))
-    shift, doubt = as_a_job_begins(points, CostPrior({}))
-    assert not shift.any()
-    np.testing.assert_allclose(doubt, np.hypot(UNKNOWN_STD, COMMON_DOUBT))
-    assert (as_a_job_begins(points, CostPrior(fabric.load("h100_ib_16").describe()))[1] == UNKNOWN_STD).all()
+def test_a_fabric_never_measured_is_doubted_as_a_whole_unless_it_is_described() -> None:
+    machine = fabric.load("h100_ib_16")
+    family = machine.communicator(range(16)), Collective.all_gather
+    assert CandidateTables(CostPrior({})).family(family).doubt_in_common == COMMON_DOUBT
+    assert CandidateTables(CostPrior(machine.describe())).family(family).doubt_in_common == 0.0
