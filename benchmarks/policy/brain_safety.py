@@ -2,13 +2,13 @@
 
     python -m benchmarks brain_safety [--quick] [--json]
 
-The brain plays whole jobs on shipped fabrics with seeded noise, no process and no sleeping: the same figures on
-any machine. The guard and the change detector are also fed pure noise, for their false alarms.
+The brain plays whole jobs on shipped fabrics with seeded noise, no process and no sleeping: the same figures on any
+machine. It is told what a GPU tells: three steps later, and nothing of what computation waits for. The guard and the
+change detector are also fed pure noise, for their false alarms.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
 from collections.abc import Iterator
@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.lib.reporting import Result, report
-from benchmarks.lib.simulated import host_view
+from benchmarks.lib.reporting import Result, options_of, report
 from benchmarks.lib.simulated.brain_world import (
     ALONE,
     NINE,
@@ -33,6 +32,7 @@ from benchmarks.lib.simulated.brain_world import (
     play,
     secretly_slow_job,
 )
+from benchmarks.lib.simulated.host_view import AS_A_GPU_TELLS, seen_as
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, Phase
 from zerotune.store.sqlite.database import Store
@@ -322,12 +322,8 @@ def _play_and_record(world: World, brain: Brain, store: Store, job: str, n_steps
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="fewer runs; ends within 60 s")
-    host_view.add_arguments(parser)
-    arguments = parser.parse_args()
-    with host_view.seen_as(host_view.view_of(arguments)):
+    arguments = options_of(__doc__, quick="fewer runs; ends within 60 s").parse_args()
+    with seen_as(AS_A_GPU_TELLS):
         report("brain_safety", _results(arguments.quick), as_json=arguments.json)
 
 

@@ -1,6 +1,6 @@
 """Jobs whose steps differ by training's own doing: how much of the gain they have, and what exploring costs them.
 
-    python -m benchmarks varying_steps [--json] [--quick] [--fabrics NAME ...] [--kinds NAME ...] [--runs N]
+    python -m benchmarks varying_steps [--json] [--quick]
 
 Batches of five lengths, computation of two, computation that scatters by 30 %, validation in ten steps of each hundred,
 checkpoints, a busy host; `steady` steps are the peer of all. Reported is which share of what the best settings would
@@ -12,20 +12,19 @@ as communication. Emulated truth, not NCCL.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from statistics import mean
 
 import numpy as np
 
-from benchmarks.lib.argument_types import natural
-from benchmarks.lib.reporting import Result, report
-from benchmarks.lib.simulated import host_view
+from benchmarks.lib.reporting import Result, options_of, report
 from benchmarks.lib.simulated.brain_world import Call, Varying, make_brain, play
+from benchmarks.lib.simulated.host_view import AS_A_GPU_TELLS, seen_as
 from benchmarks.policy.brain_safety import zero_calls
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE
 
+FABRICS = ("h100_ib_2", "ethernet_boxes", "as_believed")
 KINDS = ("steady", "batches", "two_lengths", "scattered", "validation", "checkpoints", "busy_host")
 N_STEPS, N_LAST = 600, 120
 REACHED = 0.95
@@ -93,23 +92,11 @@ def _job(name: str, kind: str, seed: int) -> tuple[float, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="one run of two kinds on one fabric; ends within 60 s")
-    parser.add_argument("--fabrics", nargs="+", default=["h100_ib_2", "ethernet_boxes", "as_believed"])
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--runs", type=natural, default=3, help="seeds of each case")
-    host_view.add_arguments(parser)
+    parser = options_of(__doc__, quick="one run of two kinds on one fabric; ends within 60 s")
     arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.fabrics, arguments.kinds, arguments.runs = ["h100_ib_2"], ["steady", "two_lengths"], 1
-    with host_view.seen_as(host_view.view_of(arguments)):
-        results = [
-            result
-            for name in arguments.fabrics
-            for kind in arguments.kinds
-            for result in played(name, kind, arguments.runs)
-        ]
+    names, kinds, n_runs = (FABRICS[:1], ("steady", "two_lengths"), 1) if arguments.quick else (FABRICS, KINDS, 3)
+    with seen_as(AS_A_GPU_TELLS):
+        results = [result for name in names for kind in kinds for result in played(name, kind, n_runs)]
     report("varying_steps", results, as_json=arguments.json)
 
 

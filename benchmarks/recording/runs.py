@@ -60,19 +60,14 @@ STALLS: Final = ("worst_step_ms", "worst_step_beyond_twin_ms")
 
 RECORDINGS: Final = "--data benchmarks/recordings --recorded-only"
 
-ON_A_GPU: Final = "--host-ahead 3 --exposure hidden"
-"""As a GPU tells it: steps later, and nothing of what computation waits for."""
-
 RUNS: Final = (
     Run("demo", "demo --picture docs/pictures/demo.svg"),
     Run("soak", "soak", shown=("n_collectives_per_rank", "n_epochs")),
     Run("first_contact", "first_contact", timeout_s=2 * 3600.0),
-    Run("brain_safety", f"brain_safety {ON_A_GPU}"),
-    Run("brain_safety_all_known", "brain_safety"),
+    Run("brain_safety", "brain_safety"),
     Run("gain_interval", "gain_interval", shown=("gain_interval_width", "gain_of_5_percent_seen")),
-    Run("policy_regret", "policy_regret --ours-only", shown=("calls_to_95_percent_of_all_gain",)),
-    Run("policy_regret_generated", "policy_regret --ours-only --calls 100 --generated 12 --only generated --sealed"),
-    Run("policy_regret_recorded", f"policy_regret --ours-only {RECORDINGS} --sealed", shown=("recorded_grids",)),
+    Run("policy_regret", "policy_regret", shown=("calls_to_95_percent_of_all_gain",)),
+    Run("policy_regret_recorded", "policy_regret --data benchmarks/recordings --sealed", shown=("recorded_grids",)),
     Run(
         "policy_family",
         "policy_regret --family --sealed --data benchmarks/recordings",
@@ -91,8 +86,8 @@ RUNS: Final = (
             "recorded_machines",
         ),
     ),
-    Run("training_reward", f"training_reward --quick {ON_A_GPU}", shown=("share_of_gain",)),
-    Run("varying_steps", f"varying_steps --quick {ON_A_GPU}", shown=("share_of_gain",)),
+    Run("training_reward", "training_reward --quick", shown=("share_of_gain",)),
+    Run("varying_steps", "varying_steps --quick", shown=("share_of_gain",)),
     Run("slow_earlier_jobs", "slow_earlier_jobs --quick"),
     Run("stage_fingerprint", "stage_fingerprint"),
     Run("advise_error", "advise_error", shown=("memory_error_median",)),

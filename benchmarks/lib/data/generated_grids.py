@@ -2,17 +2,16 @@
 
 A machine has a latency and a bandwidth per setting, a protocol whose cost turns bad at an odd size, and what
 socket networks show: plateaus, over which every size takes the same time, and steps. NCCL's own choice changes
-from one setting to another at sizes of its own belief. `jumpy` grids are single calls: some take a multiple.
+from one setting to another at sizes of its own belief.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from benchmarks.policy.regret_policies import Problem
+from benchmarks.lib.data.data_sets import Problem
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
@@ -31,17 +30,12 @@ TREE = Candidate(Algorithm.tree, Protocol.simple)
 PAT = Candidate(Algorithm.pat, Protocol.simple)
 COLLECTIVES = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast)
 RECORDING_NOISE, PLAYED_NOISE = 0.02, 0.03
-JUMP_SHARE = 0.06
 PLATEAU_OCTAVES = 4.0
 
 
-def generated_grids(seeds: Iterable[int], *, jumpy: bool) -> Iterator[tuple[str, list[Problem]]]:
-    """(name, keys) of a random grid per seed."""
-    for seed in seeds:
-        yield f"{'jumpy' if jumpy else 'small'}_grid_{seed}", _grid(np.random.default_rng([seed, 77]), jumpy)
-
-
-def _grid(rng: np.random.Generator, jumpy: bool) -> list[Problem]:
+def generated_grid(seed: int) -> list[Problem]:
+    """Keys of a random grid."""
+    rng = np.random.default_rng([seed, 77])
     collective = COLLECTIVES[rng.integers(len(COLLECTIVES))]
     n_ranks = int(rng.choice([2, 3, 4, 8]))
     place = CommunicatorClass(n_ranks, n_ranks if rng.random() < 0.6 else 1)
@@ -54,8 +48,6 @@ def _grid(rng: np.random.Generator, jumpy: bool) -> list[Problem]:
     missing = rng.integers(len(log2_bytes) // 2, len(log2_bytes)) if rng.random() < 0.3 else len(log2_bytes)
     for times in truth.values():  # each was recorded in a run of its own
         times *= np.exp(rng.normal(0, RECORDING_NOISE, len(log2_bytes)))
-        if jumpy:
-            times *= np.where(rng.random(len(log2_bytes)) < JUMP_SHARE, rng.uniform(1.3, 8.0, len(log2_bytes)), 1.0)
     problems = []
     for at, size in enumerate(2.0**log2_bytes):
         found = [one for one in settings if one.protocol is not Protocol.ll or at < missing]

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from benchmarks.lib.data.data_sets import Problem
 from benchmarks.lib.reporting import Result
 from benchmarks.lib.simulated.host_view import HostView
-from benchmarks.policy.regret_policies import Problem
 from zerotune.store.records import (
     BASELINE,
     SIZE_CLASSES_PER_OCTAVE,
