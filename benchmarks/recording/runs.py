@@ -62,7 +62,6 @@ RECORDINGS: Final = "--data benchmarks/recordings --recorded-only"
 
 RUNS: Final = (
     Run("demo", "demo --picture docs/pictures/demo.svg"),
-    Run("soak", "soak", shown=("n_collectives_per_rank", "n_epochs")),
     Run("first_contact", "first_contact", timeout_s=2 * 3600.0),
     Run("brain_safety", "brain_safety"),
     Run("gain_interval", "gain_interval", shown=("gain_interval_width", "gain_of_5_percent_seen")),
@@ -151,9 +150,9 @@ README_FIGURES: Final = (
         "time lost to trials where NCCL's own choice is the best, worst of the same",
     ),
     ReadmeFigure(
-        "soak",
-        "n_disagreements",
-        "ranks that disagree, in {n_collectives_per_rank} collectives under {n_epochs} plans",
+        "chaos_daemon_deaths",
+        "disagreements",
+        "collectives for which ranks disagree, in {steps} steps while the daemon dies {daemon_deaths} times",
     ),
     ReadmeFigure("plugin_lookup", "lookup_record_p50_ns", "what the plugin adds to a collective"),
     ReadmeFigure("overhead", "step_overhead_percent", "what the agent adds to a training step"),
