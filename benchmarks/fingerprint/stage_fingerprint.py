@@ -3,7 +3,7 @@
     python -m benchmarks stage_fingerprint [--json] [--quick] [--n-each N] [--seed N] [--weights FILE] [--mistakes]
         [--traces FOLDER]
 
-It looks at `recorded`, sequences of the frameworks themselves on the emulated NCCL (stage_recordings.py), and at
+It looks at `recorded`, sequences of the frameworks themselves on the emulated NCCL, and at
 `generated`, those of corpus/generator.py and corpus/others.py with another seed than training had. The answer is read
 after two steps from a random place in mid-training on. It is right when stage, accumulation, partitioned activations
 and tensor parallelism all are.
