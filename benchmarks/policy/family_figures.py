@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.lib.data.data_sets import DataSet, Problem
-from benchmarks.lib.data.machine_family import Machine, draw, matches, with_tails
+from benchmarks.lib.data.machine_family import Machine, draw, with_tails
 from benchmarks.lib.reporting import Result
 from benchmarks.lib.simulated.host_view import HostView
 from benchmarks.policy.recorded_figures import JUDGED_CALLS, LEAST_GAIN, reached_95
@@ -298,7 +298,7 @@ def family_results(
         with_sealed: on what is kept aside, too.
 
     Yields:
-        How machines match recorded ones, what policies did there, and how much worse it went where nobody tuned.
+        What policies did there, and how much worse it went where nobody tuned.
     """
     sides = {"": range(FIRST_SEED, FIRST_SEED + N_MACHINES), "sealed_": SEALED_FAMILY_SEEDS[:N_MACHINES]}
     started_s = time.monotonic()
@@ -308,7 +308,6 @@ def family_results(
         groups[side] = [draw(seed) for seed in seeds]
         if measured := [recorded_machine(one) for one in recordings(bool(side))]:
             groups[f"{side}recorded_"] = measured
-    yield from matches([machine.problems for machine in groups[""]])
     for at, (prefix, machines) in enumerate(groups.items(), 1):
         until_s = started_s + QUICK_S * at / len(groups) if is_quick else math.inf
         found[prefix] = judge_family(machines, is_quick=is_quick, until_s=until_s)

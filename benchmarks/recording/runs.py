@@ -86,8 +86,6 @@ RUNS: Final = (
         ),
     ),
     Run("training_reward", "training_reward --quick", shown=("share_of_gain",)),
-    Run("varying_steps", "varying_steps --quick", shown=("share_of_gain",)),
-    Run("slow_earlier_jobs", "slow_earlier_jobs --quick"),
     Run("stage_fingerprint", "stage_fingerprint"),
     Run("advise_error", "advise_error", shown=("memory_error_median",)),
     Run("zero_paper", "zero_paper"),
