@@ -58,8 +58,6 @@ FAULTS: Final = (
 STALLS: Final = ("worst_step_ms", "worst_step_beyond_twin_ms")
 """Of chaos: what the worst stall of ours is read beside."""
 
-RECORDINGS: Final = "--data benchmarks/recordings --recorded-only"
-
 RUNS: Final = (
     Run("demo", "demo --picture docs/pictures/demo.svg"),
     Run("first_contact", "first_contact", timeout_s=2 * 3600.0),
@@ -96,7 +94,7 @@ RUNS: Final = (
         shown=("blamed_wrongly_at_any_time", "jobs_without_late_ranks", "steps_to_name_median", "steps_to_name_p99"),
     ),
     Run("replay", "replay_speed --check-only --seed 3"),
-    Run("sweep_recorded", f"sweep_speed --quick {RECORDINGS}"),
+    Run("sweep_recorded", "sweep_speed --quick --data benchmarks/recordings"),
     Run("store_faults", "store_faults", timeout_s=2 * 3600.0, shown=FAULTS),
     Run("field", "field"),
     Run("doors", "doors", timeout_s=3600.0),
