@@ -6,8 +6,8 @@ Four questions. A simulated device runs steps under plans that change all the ti
 and plan, at every lag? Peer: the host's clock at the optimizer's step. Whole jobs of the policy, whose communication
 mostly hides (training_reward): do variants with fewer channels begin, and how much of what is gained in lockstep with
 all known is gained? Is more withdrawn for nothing then, or more lost where nothing is to be gained (brain_safety.py)?
-Do results keep their bits under `--numerics exact`, if the order of sums goes with the setting (rounding.py)? Simulated,
-no GPU.
+Do results keep their bits under `--numerics exact`, if the order of sums goes with the setting (rounding.py)?
+Simulated, no GPU.
 """
 
 from __future__ import annotations
