@@ -29,7 +29,6 @@ from benchmarks.lib.simulated.brain_world import (
     ALONE,
     NINE,
     Call,
-    NothingToGain,
     OverlappedWorld,
     SeeminglyHidden,
     World,
@@ -40,7 +39,7 @@ from benchmarks.lib.simulated.brain_world import (
 )
 from benchmarks.lib.simulated.device import Device
 from benchmarks.lib.simulated.host_view import IN_LOCKSTEP, MOST_AHEAD, HostView, seen_as
-from benchmarks.policy.brain_safety import IN_TURNS, slow_promotion, zero_calls
+from benchmarks.policy.brain_safety import IN_TURNS, lost_where_nothing_is_to_gain, slow_promotion, zero_calls
 from benchmarks.policy.training_reward import step_us, training_us, world_of
 from zerotune.agent.nccl import fabric
 from zerotune.agent.steps.clock import EventClock, Reading
@@ -151,23 +150,6 @@ def played(view: HostView, names: Sequence[str], n_seeds: int, n_steps: int) -> 
     return Played(mean(gains), mean(begins), max(spent))
 
 
-def lost_where_nothing_is_to_gain(view: HostView, n_runs: int, n_steps: int) -> float:
-    """What exploring costs where all but NCCL's own choice is slower."""
-    lost_us = all_us = 0.0
-    with seen_as(view):
-        for seed in range(n_runs):
-            calls = zero_calls((18, 21, 24))
-            world = NothingToGain("h100_node", fabric.load("h100_node").communicator(range(8)), calls, seed=200 + seed)
-            usual_us = sum(world.truth(call, BASELINE)[0] for call in calls)
-            world.compute_us = 0.5 * usual_us
-            brain = make_brain(world)
-            for _ in range(n_steps):
-                lost_us += sum(world.truth(call, world.chosen(call))[0] for call in calls) - usual_us
-                all_us += world.compute_us + usual_us
-                play(world, brain, 1)
-    return 100.0 * lost_us / all_us
-
-
 def _guarded(kind: str, job: int, seed: int) -> World:
     """A job in which no setting changes what a step takes; some of its settings are said to hide."""
     if kind != "alike_and_hidden":
@@ -212,17 +194,15 @@ def policy(lags: Sequence[int], *, quick: bool) -> Iterator[Result]:
     found = played(HostView(3, is_exposure_known=False, has_events=False), names, n_seeds, n_steps)
     yield Result("gain_with_lag_3_ratio_timed_by_host", found.gain / known.gain, "of the gain in lockstep, all known")
     n_jobs, n_runs, n_short = (0, 1, 200) if quick else (3, 3, 400)
-    nothing = lost_where_nothing_is_to_gain(IN_LOCKSTEP, n_runs, n_short)
-    yield Result("nothing_to_gain_lost@lockstep_all_known", nothing, "% of steps", "<= 0.5")
-    for lag in lags:
-        lost = lost_where_nothing_is_to_gain(HostView(lag, is_exposure_known=False), n_runs, n_short)
-        yield Result(f"nothing_to_gain_lost@lag_{lag}", lost, "% of steps", "<= 0.5")
-    if n_jobs:
-        alarms = withdrawn_for_nothing(IN_LOCKSTEP, n_jobs)
-        yield Result("guard_false_withdrawals@lockstep_all_known", alarms, "% of jobs")
-        for lag in lags:
-            alarms = withdrawn_for_nothing(HostView(lag, is_exposure_known=False), n_jobs)
-            yield Result(f"guard_false_withdrawals@lag_{lag}", alarms, "% of jobs")
+    views = {"lockstep_all_known": IN_LOCKSTEP}
+    views |= {f"lag_{lag}": HostView(lag, is_exposure_known=False) for lag in lags}
+    for name, view in views.items():
+        with seen_as(view):
+            lost = lost_where_nothing_is_to_gain(n_runs, n_short)
+        yield Result(f"nothing_to_gain_lost@{name}", lost, "% of steps", "<= 0.5")
+    for name, view in views.items() if n_jobs else ():
+        alarms = withdrawn_for_nothing(view, n_jobs)
+        yield Result(f"guard_false_withdrawals@{name}", alarms, "% of jobs")
 
 
 def rounded() -> Iterator[Result]:
