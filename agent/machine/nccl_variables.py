@@ -1,7 +1,7 @@
-"""NCCL's variables that change what a collective costs, as they are in effect.
+"""Variables of NCCL and its network plugins that change what a collective costs, as they are in effect.
 
-They are named one by one: what is not here, names of interfaces and paths above all, may differ from node to node and
-from job to job on one machine.
+NCCL's are named one by one: what is not here, names of interfaces and paths above all, may differ from node to node and
+from job to job on one machine. Of the plugins' variables, those count that `may_be_tried` allows.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+from .may_be_tried import PREFIXES, why_refused
 
 SYSTEM_FILE: Final = Path("/etc/nccl.conf")
 NAMES: Final = """
@@ -35,17 +37,18 @@ MOST_BYTES: Final = 1 << 20
 
 
 def in_effect(environment: Mapping[str, str], system_file: Path = SYSTEM_FILE) -> dict[str, str]:
-    """All of NCCL's variables: of the environment, then of the user's file, then of the system's."""
+    """All variables of NCCL and its network plugins: the environment's, then the user's file's, then the system's."""
     own = environment.get("NCCL_CONF_FILE") or str(Path(environment.get("HOME", "/")) / ".nccl.conf")
     found: dict[str, str] = {}
     for path in (system_file, Path(own)):
         found |= LINE.findall(_text(path))
-    return found | {name: value for name, value in environment.items() if name.startswith("NCCL_")}
+    return found | {name: value for name, value in environment.items() if name.startswith(PREFIXES)}
 
 
 def that_count(variables: Mapping[str, str]) -> dict[str, str]:
     """Those that change what collectives cost, spelled alike."""
-    found = {name: variables[name].strip().lower() for name in sorted(COSTS & variables.keys())}
+    names = (name for name in variables if name in COSTS or (not name.startswith("NCCL_") and not why_refused(name)))
+    found = {name: variables[name].strip().lower() for name in sorted(names)}
     for name in FILES:
         if name in variables:
             found[name] = hashlib.sha256(_text(Path(variables[name])).encode()).hexdigest()[:16]
