@@ -1,4 +1,4 @@
-"""Puts the agent into this process; nothing runs until the job's process group exists."""
+"""Installs the agent in this process; nothing runs until the job's process group exists."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("zerotune.agent")
 
 @dataclass(frozen=True)
 class Installed:
-    """What runs in this process, for those who measure it."""
+    """What runs in this process, for benchmarks and callbacks."""
 
     session: Session
     hooks: StepHooks
@@ -39,14 +39,14 @@ _active = False
 
 
 def arm() -> None:
-    """Let a launched process have the agent, once torch is there.
+    """Turn the agent on in a launched process that has imported torch.
 
-    A child of multiprocessing gets it when it makes a process group, as ranks of `mp.spawn` do. A data loader's worker
-    makes none.
+    A child of multiprocessing gets the agent when it makes a process group, as ranks of `mp.spawn` do. A data loader's
+    worker makes no group.
     """
     take_over(os.environ)
     leave(Mark.agent)
-    if not any("multiprocessing" in word for word in sys.orig_argv):  # so spawned and forkserver's children are started
+    if not any("multiprocessing" in word for word in sys.orig_argv):  # the command line of spawned children names it
         activate()
         return
     if os.environ.get(ENV_FABRIC):
@@ -84,7 +84,7 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
         from .nccl import fabric as fabrics
         from .nccl.compiled import EMULATED_NCCL
 
-        # A wrong name or a missing compiler must fail now, as under `launch`, and not when groups are made.
+        # A wrong name or a missing compiler must fail now, as under `launch`, not when groups are made.
         fabrics.load(fabric)
         EMULATED_NCCL.build()
         settings = replace(settings, fabric=fabric)
@@ -106,7 +106,7 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
         try:
             plugin = library.load()
         except PluginError as error:
-            # Where `launch` has said so, or another rank of this node does, once is enough.
+            # One warning is enough: `launch` has printed it, or the node's first rank does.
             said = os.environ.get(ENV_LAUNCH) == "1" or not is_first_of_node()
             level = logging.INFO if said else logging.WARNING
             logger.log(level, "zerotune: %s; training runs at NCCL's own choice", error)
@@ -118,8 +118,8 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
                 plugin.ask_chunk_sizes(names_chunk_sizes(settings.plan_path))
             elif settings.job_options.chunk_sizes:
                 plugin.ask_chunk_sizes(True)
-            # Not sooner: what a process that makes no group hands on to its children is as it was. By the plugin's
-            # name: it is loaded already, and NCCL 2.27.3 takes no path.
+            # Not sooner: a process without a group must pass its environment on unchanged. The plugin is loaded
+            # already, so its name is enough; NCCL 2.27.3 accepts no path.
             name, searches = plugin.path.name, settings.fabric is None
             before_first_group(lambda: other_plugins.take_places(os.environ, name, searches=searches))
             if settings.training:
@@ -131,7 +131,7 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
     hooks.install()
     atexit.register(session.close)
 
-    # A forked child (a data loader's worker) has no threads of ours: it must not act for the rank.
+    # A forked child (a data loader's worker) has none of the agent's threads: it must not act for the rank.
     def leave_child_alone() -> None:
         global installed
         installed = None
@@ -143,7 +143,7 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
 
 
 def end() -> None:
-    """Do now what is else done at exit. Never raises; the agent does not come back in this process."""
+    """Shut the agent down now instead of at exit. Never raises; the agent cannot be enabled again in this process."""
     global installed
     if installed is None:
         return

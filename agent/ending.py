@@ -1,4 +1,4 @@
-"""The line with which rank 0 of a launched job ends: what was tuned and what that gained, or why nothing was."""
+"""The line that rank 0 of a launched job prints at its end: what was tuned and its gain, or why nothing was tuned."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from .steps.recent_steps import RecentSteps
 
 LEAST_STEPS: Final = 100
-"""A job of fewer steps may end before anything could be tried and judged."""
+"""A job of fewer steps may end before a trial could be finished and judged."""
 
-TOLD_SHARE: Final = 0.5
-"""Of replayed calls, above which a job ends with a word about them."""
+REPORTED_SHARE: Final = 0.5
+"""The line mentions replayed calls if they are more than this share of all calls."""
 
 KEPT_SHARE: Final = 0.25
-"""Of the latest steps: a setting that ran in fewer was on trial."""
+"""A setting that ran in a smaller share of the latest steps was on trial."""
 
 Question = tuple[int, ...]
-"""(ranks, nodes, collective, message bytes) that NCCL has asked for."""
+"""(ranks, nodes, collective, message bytes) of a collective for which NCCL asked the tuner."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Facts:
 
     n_ranks: int
     backends: str
-    """Of the default group, as `get_backend_config` has them."""
+    """`get_backend_config` of the default group."""
     has_plugin: bool = True
     is_loaded: bool = True
     """NCCL has loaded the plugin."""
@@ -54,52 +54,52 @@ class Facts:
     """Calls to which a row of a plan applied."""
     questions: Sequence[Question] = ()
     rows: Sequence[PlanRow] = ()
-    """The rows that are kept (`kept`)."""
+    """The rows that `kept` returns."""
     n_steps: int = 0
     saved: Saved | None = None
     """None: too few control windows to compare."""
     has_plan_file: bool = False
     is_exact: bool = False
-    """Only what computes nothing may be tuned."""
+    """Only collectives that compute nothing may be tuned."""
     has_heard: bool = True
-    """A daemon has answered."""
+    """A daemon has answered at some time."""
     is_silent: bool = False
-    """One that has answered does not any more."""
+    """The daemon that had answered no longer does."""
     listened_s: float = 0.0
-    """How long this rank listened for one."""
+    """How long this rank has waited for a daemon."""
     is_absent: bool = False
-    """None has, and none listens there now."""
+    """No daemon has answered, and none listens at the endpoint now."""
     endpoint: str = ""
     shadow: str = ""
-    """What a daemon in shadow would have changed; empty: it is not."""
+    """What a daemon in shadow mode would have changed; empty: it is not in shadow mode."""
     failure: str = ""
-    """How the script itself failed; empty: it did not, as far as is known."""
+    """How the script itself failed; empty: no failure is known."""
     reasons: Sequence[tuple[Reason, str]] = ()
-    """What the agreement knows, the most important first."""
+    """Reasons that the agreement knows, the most important first."""
     replayed_share: float = 0.0
-    """Of the calls: replays of captured graphs."""
+    """Share of the calls that were replays of captured graphs."""
 
     @property
     def captured(self) -> list[tuple[Reason, str]]:
-        """The reason that captured graphs give, if most calls were theirs."""
-        return [(Reason.captured, f"{self.replayed_share:.1%}")] if self.replayed_share > TOLD_SHARE else []
+        """`Reason.captured`, if most calls were replays of captured graphs; else nothing."""
+        return [(Reason.captured, f"{self.replayed_share:.1%}")] if self.replayed_share > REPORTED_SHARE else []
 
 
 def line(facts: Facts) -> str:
-    """The one line."""
+    """What the job ends with."""
     n_all = len({_kind(question) for question in facts.questions})
     n_tuned = len({_kind(question) for question in facts.questions if _is_tuned(question, facts.rows)})
     if n_tuned and facts.n_matched:
         reasons = *facts.reasons, *facts.captured
         also = "".join(f"; {reason.value.format(detail=detail)}" for reason, detail in reasons)
         also += "; --numerics exact leaves what computes to NCCL" if facts.is_exact else ""
-        also += "" if facts.has_plan_file else "; `zerotune explain`"  # no daemon keeps anything of such a job
+        also += "" if facts.has_plan_file else "; `zerotune explain`"  # without a daemon it would know nothing
         return f"zerotune: {n_tuned} of {counted(n_all, 'collective')} tuned, {_gain(facts)}{also}"
     return untuned(*_why(facts, counted(n_all, "collective")))
 
 
 def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
-    """The first thing that stood in the way, and its details."""
+    """The first reason that applies, and its details."""
     if facts.failure:
         return Reason.script_failed, facts.failure
     if facts.n_ranks == 1:
@@ -159,14 +159,14 @@ def _is_tuned(question: Question, rows: Sequence[PlanRow]) -> bool:
 
 
 def kept(rows_of: Mapping[int, Sequence[PlanRow]], n_steps: Mapping[int, int]) -> list[PlanRow]:
-    """The rows that ask for something and are kept.
+    """The rows with a setting that is in force for good, not on trial.
 
-    A row is kept if it rests in force, or ran in enough of the latest steps: a setting that is compared with NCCL's own
-    choice in turns runs in about every second step, one on trial in few.
+    A row is kept if the latest plan has it, or if it ran in enough of the latest steps. A setting that alternates with
+    NCCL's own choice for comparison runs in about every second step, a setting on trial in few steps.
 
     Args:
-        rows_of: of plans, by epoch.
-        n_steps: that ran of late, by epoch.
+        rows_of: rows of the latest plans, by epoch.
+        n_steps: number of latest steps, by epoch.
     """
     epochs_of: dict[PlanRow, set[int]] = {}
     for epoch, rows in rows_of.items():
@@ -196,16 +196,13 @@ def tell(
     reasons: Sequence[tuple[Reason, str]] = (),
     replayed_share: float = 0.0,
 ) -> None:
-    """Say the line, if this is rank 0 of a launched job that is tuned and not told to be quiet.
+    """Print the line, if this is rank 0 of a launched job that has the agent and is not quiet.
 
     Args:
-        plugin: None where it cannot be had.
-        n_steps: that were seen to end.
-        rows_of: of the latest plans, by epoch.
-        is_silent: one that has answered does not any more.
-        listened_s: how long this rank listened for one.
-        shadow: what a daemon in shadow would have changed; empty: it is not.
-        reasons: what the agreement knows, the most important first.
+        plugin: None if it could not be loaded.
+        n_steps: steps whose ends were seen.
+        rows_of: rows of the latest plans, by epoch.
+        has_heard, is_silent, listened_s, shadow, reasons, replayed_share: see `Facts`.
     """
     failure = failure_in_words()
     is_told_last = bool(failure) and leave(Mark.failed, failure)
@@ -213,7 +210,7 @@ def tell(
     if os.environ.get(ENV_LAUNCH) != "1" or not settings.agent_on or group is None or group.rank != 0:
         return
     leave(Mark.told)
-    if not failure:  # ranks that failed before were started anew
+    if not failure:  # an earlier failure was followed by a restart
         take_back(Mark.failed)
     if os.environ.get(QUIET) == "1":
         return

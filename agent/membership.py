@@ -1,7 +1,8 @@
 """One rank's part in one job: agreement with the other ranks, and messages to the daemon.
 
-A process has at most one at a time. It begins when the first communicator of several ranks is made, and another one
-replaces it when the script makes a new world. `collect`, `_on_message` and `_on_alive` run on the channel's thread.
+A process has at most one membership at a time. It begins when the first communicator of several ranks is made. When the
+script makes a new default group, another membership replaces it. `collect`, `_on_message` and `_on_alive` run on the
+channel's thread.
 """
 
 from __future__ import annotations
@@ -48,22 +49,22 @@ MEMORY_EVERY_S: Final = 2.0
 BUSY_S: Final = 2.0
 """How long after its start and after each new plan the agent reports at every tick."""
 TABLES_EVERY_GREETINGS: Final = 32
-"""How often a known daemon gets all cost tables again: it may have dropped a job that made no progress."""
+"""All cost tables are sent again after so many Hellos: the daemon may have dropped a job that made no progress."""
 QUIET_TICKS: Final = 4
-"""Ticks between reports when nothing changes: each costs the step some microseconds."""
+"""Ticks between reports when nothing changes: each report costs the step some microseconds."""
 UNWATCHED_LOOK_S: Final = 60.0
-"""How long a rank looks for a plan that comes from a file, after its start and after each new communicator."""
+"""How long a rank polls for a plan from a file, after its start and after each new communicator."""
 LAST_PATIENCE_S: Final = 3.0
-"""How long the end of a traced job waits for the channel's thread to have written what it collects."""
+"""How long the end of a traced job waits for the channel's thread to write its records."""
 WITHDRAW_AFTER_S: Final = 60.0
-"""A plan that no daemon has watched for this long gives way to NCCL's own choice."""
+"""NCCL's own choice replaces a plan after the daemon was silent for this long."""
 
 
 class Membership:
     """This rank as a member of the job.
 
     Args:
-        queue: steps that have ended, and are still to be reported.
+        queue: ended steps that are still to be reported.
         world: the default process group.
         fabric_id, fabric: the hardware.
     """
@@ -101,7 +102,7 @@ class Membership:
         self.has_heard = False
         """Whether a daemon has answered at some time."""
         self.shadow = ""
-        """What a daemon in shadow would have changed; empty: it is not."""
+        """What a daemon in shadow mode would have changed; empty: it is not in shadow mode."""
         self._drain: RecordDrain | None = None
         self._trace_log: TraceLog | None = None
         self._greeting: wire.Hello | None = None
@@ -110,7 +111,7 @@ class Membership:
         self._is_daemon_new = False
         self._bells: list[int] = []
         self._leader: LeaderAddress | None = None
-        # For the channel's thread alone: the agreement's thread has a connection of its own.
+        # For the channel's thread alone: the agreement's thread has another connection.
         self._agreed_id = AgreedJobId(open_job_store(world.store), rank, settings.job_id)
         plugin.set_recording(rank == 0 or settings.trace_dir is not None)
         has_daemon = settings.plan_path is None
@@ -134,17 +135,17 @@ class Membership:
 
     @property
     def job_id(self) -> str:
-        """The job's id, as far as it is known here."""
+        """The job's id; a likely one until rank 0's is known."""
         return self._agreed_id.likely()
 
     @property
     def is_silent(self) -> bool:
-        """Whether a daemon has answered, and does not any more."""
+        """Whether the daemon that had answered no longer does."""
         return self.has_heard and not self._channel.alive
 
     @property
     def questions(self) -> Sequence[tuple[int, ...]]:
-        """(ranks, nodes, collective, bytes) that NCCL has asked for."""
+        """(ranks, nodes, collective, bytes) for which NCCL asked the tuner."""
         return self._costs.questions
 
     def reasons(self) -> list[tuple[Reason, str]]:
@@ -158,27 +159,27 @@ class Membership:
         return [(Reason.frozen, f"communicator {key}: {Why.histories_differ.value}") for key in alone]
 
     def _offer(self, plan: Plan) -> None:
-        """Under --numerics exact rows of collectives that compute are dropped, whoever made the plan."""
+        """Under --numerics exact, rows of collectives that compute are dropped, also those of a plan file."""
         self.agreement.tell(Offered(plan.without(COMPUTING) if self._settings.is_exact else plan))
 
     # ---- agreement's thread ------------------------------------------------------------------
 
     def _ring(self, number: int) -> None:
-        """Let the daemons tell the other ranks to look for a change."""
+        """Have the daemons notify the other ranks of a change."""
         self._bells.append(number)
         self._channel.wake()
 
     # ---- channel's thread --------------------------------------------------------------------
 
     def tick_s(self) -> float:
-        """Until the next report: often while something is being learned, seldom after that."""
+        """Seconds until the next report: short while the daemon is learning, longer after that."""
         if self._is_daemon_new or (self._bells and self._drain is not None):
             return 0.0
         is_busy = time.monotonic() < self._busy_until
         return self._settings.tick_ms / 1000 * (1 if is_busy else QUIET_TICKS)
 
     def collect(self) -> list[tuple[wire.AgentMessage, Any]]:
-        """Messages for the daemon; memory pressure and new communicators are looked for here, too."""
+        """Messages for the daemon. It also samples memory pressure and detects new communicators."""
         now = time.monotonic()
         if now >= self._sample_memory_at:
             self._sample_memory_at = now + MEMORY_EVERY_S
@@ -211,7 +212,7 @@ class Membership:
         return [*rung, *self._drain.collect()]
 
     def _hello(self) -> wire.Hello | None:
-        """The greeting, once rank 0 has said the job's id; None until then."""
+        """The Hello message; None until rank 0's job id is known."""
         plugin = self._plugin
         if self._drain is None:
             store = self._agreed_id.learn(self.agreement.incarnation)
@@ -219,7 +220,7 @@ class Membership:
                 return None
             self._leader = LeaderAddress(store, self._rank, is_first_of_node=is_first_of_node())
             self._drain = self._open_drain(self._agreed_id.likely())
-        # A daemon that comes back must number its plans above all that were ever offered.
+        # A daemon that restarts must number its plans above all earlier ones.
         epoch = max(plugin.active_epoch(), self._highest_epoch)
         leader = self._leader.look_up() if self._leader is not None else ""
         if self._greeting is None:
@@ -242,13 +243,13 @@ class Membership:
         elif (self._greeting.epoch, self._greeting.leader) != (epoch, leader):
             self._greeting = msgspec.structs.replace(self._greeting, epoch=epoch, leader=leader)
         self._n_greetings += 1
-        # The tables follow the greeting, ahead of all that a daemon could draw conclusions from.
+        # The tables follow the Hello, before any records from which the daemon could draw conclusions.
         if self._daemon_pid is None or self._n_greetings % TABLES_EVERY_GREETINGS == 0:
             self._drain.costs.resend_all()
         return self._greeting
 
     def _open_drain(self, job_id: str) -> RecordDrain:
-        """From here on records and steps, past and future, are logged and sent."""
+        """From now on all records and steps, also earlier ones, are logged and sent."""
         self._job_id = job_id
         if self._settings.trace_dir is not None:
             self._trace_log = TraceLog(
@@ -266,7 +267,7 @@ class Membership:
     def _on_message(self, message: wire.DaemonMessage) -> None:
         if isinstance(message, wire.Welcome) and self._leader is not None:
             self._leader.publish(message.listen)
-            # One daemon replaced another before its absence was noticed.
+            # Another pid: a new daemon replaced the old one before its absence was noticed.
             self._is_daemon_new = self._daemon_pid not in (None, message.daemon_pid)
             self._daemon_pid = message.daemon_pid
             self.shadow = message.shadow
@@ -304,12 +305,12 @@ class Membership:
     # ---- end ---------------------------------------------------------------------------------
 
     def close(self, failure: str) -> None:
-        """Say goodbye, leave nothing running; `failure` is the exception that ended the script, empty: none did."""
+        """Send Goodbye and stop all threads; `failure` is the type of the exception that ended the script, or empty."""
         self._is_closing = True
         self._channel.close(wire.Goodbye(self._agreed_id.likely(), self._rank, failure))
         self.agreement.close()
         if self._settings.trace_dir is not None:
-            if self._drain is None:  # the job was over before its ranks had met
+            if self._drain is None:  # the job ended before rank 0's job id was known
                 self._drain = self._open_drain(self._agreed_id.likely())
             self._drain.collect(LAST_PATIENCE_S)
         if self._trace_log is not None:
@@ -317,7 +318,7 @@ class Membership:
 
 
 def _options(settings: AgentSettings) -> JobOptions:
-    """The options for the daemon; it gets `chunk_sizes` only if this NCCL asks for them. Needs no communicator."""
+    """The options for the daemon, with `chunk_sizes` only if this NCCL asks for chunk sizes. Needs no communicator."""
     told, version = settings.job_options, identity.nccl_version()
     if not told.chunk_sizes:
         return told
@@ -327,6 +328,6 @@ def _options(settings: AgentSettings) -> JobOptions:
 
 def _fingerprint(plugin: Plugin) -> str:
     """What must be equal on all ranks."""
-    ours = f"{plugin.layout_version()}/{plugin.tuner_abi()}"
+    layout_and_abi = f"{plugin.layout_version()}/{plugin.tuner_abi()}"
     asked = " chunks" if plugin.asks_chunk_sizes() else ""
-    return f"nccl={identity.nccl_version()} plugin={ours} next={plugin.next_tuner()}{asked}"
+    return f"nccl={identity.nccl_version()} plugin={layout_and_abi} next={plugin.next_tuner()}{asked}"
