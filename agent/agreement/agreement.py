@@ -1,7 +1,7 @@
 """`Agreement`: the thread that carries the protocol between the job's store and the plugin.
 
-In steady state it sleeps: nothing is asked of the store. A rank looks there when its daemon rings (rank 0 has announced
-a change), while it takes part in a change, and seldom while a plan is in force that no daemon watches.
+In steady state it sleeps and sends the store no request. A rank reads the store when its daemon notifies it of a
+change, while it takes part in a change, and seldom while a plan is in force without a daemon.
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ PATIENCE_S: Final = 5.0
 """How long a rank waits for an outcome before it writes that nothing changes."""
 FIRST_LOOK_S: Final = 0.03
 LONGEST_LOOK_S: Final = 1.0
-"""Between two looks for an outcome, or for a change that no daemon would ring for."""
+"""Shortest and longest time between polls for an outcome, or for a change without a daemon."""
 BLOCKED_LOOK_S: Final = 0.01
-"""Between two looks while a call waits."""
+"""Time between polls while a call waits."""
 LOOK_S_PER_RANK: Final = 25e-6
-"""Least time between two looks, by the ranks of the job: the store answers some 50,000 requests a second."""
+"""Least time between polls, per rank of the job: the store answers some 50,000 requests a second."""
 LEAST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 0.25
-"""Between two looks of rank 0 for answers; others look so late for an outcome that no bell rings for."""
+"""Shortest and longest time between rank 0's polls for answers. Other ranks first poll after the longest."""
 KEPT: Final = 0.9
-"""Of how long answers took, from one change to the next, if they came sooner: a look too early is one too many."""
+"""If answers came sooner than last time, the expected time falls to this share at most: a poll too early is wasted."""
 FOREVER_S: Final = 3600.0
-"""How long the thread sleeps at once when only a bell or an offer can wake it."""
+"""How long the thread sleeps when only a notification or an offer can wake it."""
 REPEAT_AFTER_S: Final = (0.1, 0.5, 2.0, 8.0, 16.0, 32.0)
-"""Pauses before rank 0 asks again for communicators that were left out, and before a rank asks a store that failed."""
+"""Pauses before rank 0 asks again for communicators that were left out, and before a rank retries a failed store."""
 CLOSE_TIMEOUT_S: Final = 2.0
 MOST_PLANS: Final = 64
-"""Whose rows are known: more than the latest steps run under."""
+"""Latest plans whose rows are kept; the latest steps run under fewer."""
 CHANGE_KEY: Final = "change"
-"""The latest change: who comes late has no use for those before."""
+"""Holds the latest change only: a late rank needs no earlier one."""
 
 
 @dataclass(frozen=True)
 class AgreementCounters:
-    """What one rank's agreement has done so far."""
+    """Counters of one rank's agreement."""
 
     state: str
     """`starting`, `agreeing`, `off` (ranks differ in versions) or `lost` (no store)."""
@@ -80,25 +80,25 @@ class AgreementCounters:
     """Changes that switched a communicator of this rank."""
     n_store_requests: int
     n_requests_at_start: int
-    """Those before this rank was ready for changes."""
+    """Requests before this rank was ready for changes."""
     n_requests_at_rest: int
-    """Those sent after the job's start while no change was under way."""
+    """Requests after the job's start while no change was under way."""
     n_waits: int
     """Calls that waited for an outcome."""
     longest_wait_us: float
     left_out: tuple[tuple[str, str], ...]
-    """(communicator, reason) of those that the latest change left out."""
+    """(communicator, reason), for each communicator that the latest change left out."""
 
 
 class Agreement:
     """Owns thread `zerotune-agreement`: one rank's part in adopting plans together.
 
     Args:
-        store: a connection of our own to the job's store, below a prefix of ours.
+        store: the agent's own connection to the job's store, below its prefix.
         rank, world_size: of the default process group.
-        plugin: where plans are prepared and put in force.
-        ring: tells the other ranks that a change is announced or decided; called on this thread.
-        fingerprint: what else must be equal on all ranks (plugin layout, NCCL version, tuner ABI).
+        plugin: prepares plans and puts them in force.
+        ring: notifies the other ranks that a change is announced or decided; called on this thread.
+        fingerprint: versions that must be equal on all ranks (plugin layout, NCCL, tuner ABI).
     """
 
     def __init__(
@@ -122,22 +122,22 @@ class Agreement:
         self._leader = Leader() if rank == 0 else None
         self._left_alone: set[str] = set()
         self._absent: set[int] = set()
-        """Ranks that did not answer the latest change; rank 0 waits for the others. Rank 0's."""
+        """Rank 0: ranks that did not answer the latest change. The next change does not wait for them."""
         self._have_all_answered = False
-        """All ranks have answered the latest change, and so learned the outcomes of those before. Rank 0's."""
+        """Rank 0: all ranks have answered the latest change, and so learned the outcomes of earlier changes."""
         self._n_deleted = 0
-        """The outcomes of so many changes are deleted. Rank 0's."""
+        """Rank 0: the outcomes of this many changes are deleted."""
         self._answers_take_s = LEAST_PAUSE_S
-        """How long all answers took lately: rank 0 does not look for them sooner."""
+        """Rank 0: how long all answers took lately; it does not poll for them sooner."""
         self._blocked_look_s = max(BLOCKED_LOOK_S, LOOK_S_PER_RANK * world_size)
         self._next = 1
         """Number of the next change, as far as this rank has seen."""
         self._rung = 0
-        """Number of the change that a bell was about which this rank has not looked for yet."""
+        """Number of the latest change of which this rank was notified; 0 after it has read the store."""
         self._wake = threading.Event()
         self._is_closing = False
         self._look_until_s = 0.0
-        """Until when this rank looks for changes by itself, since no daemon rings."""
+        """Until when this rank polls for changes, since no daemon notifies it."""
         self._look_pause_s = FIRST_LOOK_S
         self._is_watched = True
         self._repeat_at_s = float("inf")
@@ -149,25 +149,25 @@ class Agreement:
         """Epoch of the latest plan that only communicators without this rank have adopted."""
         self._left_out: dict[str, str] = {}
         self.rows_of: dict[int, tuple[PlanRow, ...]] = {}
-        """The rows of the latest plans that communicators adopted, by epoch, as rank 0 knows."""
+        """Rank 0: the rows of the latest plans that communicators adopted, by epoch."""
         self.controls: tuple[int, ...] = ()
         """Epochs of the latest control windows, known before they begin."""
         self.state = "starting"
         self.n_refused_plans = 0
         self.incarnation: int | None = None
-        """Which start of the job on this store, from 1; None until this rank knows."""
+        """Number of this start of the job on its store, from 1; None until this rank knows it."""
         self._thread = threading.Thread(target=self._run, name="zerotune-agreement", daemon=True)
         self._thread.start()
 
     # ---- any thread --------------------------------------------------------------------------
 
     def tell(self, news: News) -> None:
-        """Leave it to the agreement's thread, and wake that."""
+        """Queue `news` for the agreement's thread, and wake that."""
         self._inbox.append(news)
         self._wake.set()
 
     def counters(self) -> AgreementCounters:
-        """Counts so far, as a snapshot."""
+        """A snapshot of the counters."""
         n_waits, longest_us, _ = self._plugin.waits()
         return AgreementCounters(
             self.state,
@@ -229,11 +229,7 @@ class Agreement:
         return is_alike
 
     def _rest(self) -> None:
-        """Sleep until there is something to do.
-
-        Raises:
-            Closed: the agreement was closed.
-        """
+        """Sleep until there is work; raises `Closed` when the agreement is closed."""
         leader = self._leader
         while not self._is_closing:
             while self._inbox:
@@ -289,7 +285,7 @@ class Agreement:
         leader.learn(outcome)
         if outcome.switches:
             rows_of = self.rows_of | {stage.epoch: stage.rows for _, stage in change.plan.stages()}
-            self.rows_of = dict([*rows_of.items()][-MOST_PLANS:])  # a new one: another thread may read the other
+            self.rows_of = dict([*rows_of.items()][-MOST_PLANS:])  # a copy: another thread may read the old one
         self._remember(outcome)
         if self._have_all_answered:
             for number in range(self._n_deleted + 1, change.number):
@@ -297,7 +293,7 @@ class Agreement:
             self._n_deleted = change.number - 1
 
     def _follow(self) -> None:
-        """Look for the next change; take part if it is there."""
+        """Read the latest change; take part if it is new."""
         n_before = self._exchange.n_requests
         data = self._exchange.read(CHANGE_KEY)
         change = None if data is None else decode(data, PlanChange)
@@ -313,7 +309,7 @@ class Agreement:
         self.controls = (*self.controls, *change.plan.control_epochs)[-MOST_PLANS:]
         try:
             answer = Answer(change.number, self._rank, self._members.answer(change))
-        except Exception as error:  # promises nothing, so that nothing will be asked of this rank
+        except Exception as error:  # the answer promises nothing, so that no communicator of this rank switches
             self._members.give_up()
             self._refuse(change.plan, str(error))
             answer = Answer(change.number, self._rank, refusal=str(error)[:200])
@@ -337,7 +333,7 @@ class Agreement:
         return outcome
 
     def _learn(self, change: PlanChange, answer: Answer) -> bytes:
-        """The outcome. This rank may be counted on by now: its promises hold, whatever fails."""
+        """The outcome. Other ranks may rely on this rank's promises by now: they hold, whatever fails."""
         try:
             if self._leader is not None:
                 return self._decide(change, answer)
@@ -347,10 +343,10 @@ class Agreement:
         return self._await_outcome(change.number)
 
     def _await_outcome(self, number: int) -> bytes:
-        """The outcome that was written, or else that nothing changes, once patience is over."""
+        """The outcome. After PATIENCE_S this rank writes that nothing changes, unless an outcome is written."""
         key = _outcome_key(number)
         began_s = time.monotonic()
-        pause_s = max(LONGEST_PAUSE_S, 10.0 * LOOK_S_PER_RANK * self._world_size)  # a bell comes sooner
+        pause_s = max(LONGEST_PAUSE_S, 10.0 * LOOK_S_PER_RANK * self._world_size)  # a notification comes sooner
         while True:
             self._pause(pause_s)
             pause_s = max(pause_s, min(2.0 * pause_s, LONGEST_LOOK_S))
@@ -358,7 +354,7 @@ class Agreement:
                 if self._is_closing or time.monotonic() - began_s > PATIENCE_S:
                     return self._exchange.set_once(key, encode(Outcome(number, is_given_up=True)))
                 data = self._exchange.read(key)
-            except RuntimeError as error:  # the store may come back; until then nothing is known
+            except RuntimeError as error:  # the store may come back
                 if self._is_closing:
                     raise
                 logger.warning("zerotune: the outcome of change %d is not known: %s", number, error)
@@ -367,7 +363,7 @@ class Agreement:
                 return data
 
     def _pause(self, pause_s: float) -> None:
-        """Sleep for so long, or until a bell or soon after a call waits."""
+        """Sleep for `pause_s`; end sooner at a notification, or soon after a call begins to wait."""
         until_s = time.monotonic() + pause_s
         while not self._is_closing and (left_s := until_s - time.monotonic()) > 0:
             if self._plugin.waits()[2]:
@@ -379,8 +375,8 @@ class Agreement:
     # ---- rank 0 ------------------------------------------------------------------------------
 
     def _decide(self, change: PlanChange, own: Answer) -> bytes:
-        """Write the outcome, once all answers are here or time is up; returns what was written by anybody."""
-        if self._absent:  # who came late last time will be waited for
+        """Write the outcome, once all answers are here or time is up; returns the outcome that is in the store."""
+        if self._absent:  # ranks whose answers came late are waited for again
             self._absent -= self._answers(change.number - 1).keys()
         if change.number > 1:
             self._exchange.delete(_answers_key(change.number - 1))
@@ -413,7 +409,7 @@ class Agreement:
             self._n_repeats += 1
 
     def _can_load(self, leader: Leader, plan: Plan) -> bool:
-        """Rank 0 asks nobody for what it cannot do itself, nor for what the others could not read."""
+        """Whether rank 0 can prepare the plan, and other ranks can decode it."""
         try:
             self._plugin.prepare(plan)
             decode(encode(PlanChange(1, plan)), PlanChange)
@@ -430,7 +426,7 @@ class Agreement:
 
 
 def _answer_in(data: bytes, number: int, rank: int) -> Answer:
-    """The answer in `data`; what is none counts as a refusal."""
+    """The answer in `data`; malformed data count as a refusal."""
     try:
         answer = decode(data, Answer)
     except WireError as error:

@@ -1,4 +1,4 @@
-"""Asks a daemon how it is."""
+"""Single requests to a daemon: its status, and the announcement of a start."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | Non
 
     Args:
         endpoint: ZeroMQ address, `ipc://` or `tcp://`.
-        timeout_s: how long to wait for the answer.
         curve_dir: folder with the keys for `tcp://`; None: ZEROTUNE_CURVE_KEYS names it.
 
     Returns:
-        Its answer; None where none comes in time or what comes cannot be read.
+        The daemon's answer; None if no answer comes in time or it cannot be decoded.
 
     Raises:
-        UntrustedError: another user's is there, or could be.
+        UntrustedError: another user's daemon listens there, or could.
         UserError: the endpoint needs keys, and the folder lacks one; or too few files can be opened.
     """
     reply = _ask(endpoint, wire.StatusRequest(), timeout_s, curve_dir)
@@ -32,7 +31,7 @@ def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | Non
 
 
 def announce(endpoint: str, start: wire.Start, timeout_s: float = 2.0) -> bool:
-    """Tell the daemon at `endpoint` of a start; whether it has heard. Never raises."""
+    """Announce a start to the daemon at `endpoint`; returns whether it has confirmed that. Never raises."""
     with contextlib.suppress(UserError):
         return isinstance(_ask(endpoint, start, timeout_s, None), wire.Welcome)
     return False

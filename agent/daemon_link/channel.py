@@ -1,7 +1,7 @@
-"""The agent's line to the daemon: a DEALER socket on its own thread.
+"""The agent's channel to the daemon: a DEALER socket on its own thread.
 
-Nothing here can delay training: sends never wait, what cannot be sent is counted and dropped. A daemon that stops
-answering is taken as gone, and is greeted again when one answers.
+Nothing here can delay training: sends never wait, and messages that cannot be sent are counted and dropped. A daemon
+that stops answering counts as gone; Hellos go on, so that a new daemon can answer them.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ logger = logging.getLogger("zerotune.agent")
 
 HELLO_EVERY_S = 1.0
 COINCIDE_S = 0.3
-"""A greeting may be sent this much earlier when the thread is awake anyway."""
+"""A Hello may be sent this much earlier if the thread is awake anyway."""
 DAEMON_TIMEOUT_S = 3.5
 SEND_QUEUE_MESSAGES = 256
 FLUSH_AT_EXIT_MS = 200
 CONNECT_MS = 50
-"""A greeting waits so long for the connection: what is sent before it is there would be lost."""
+"""How long a Hello waits for the connection: messages sent before it exists would be lost."""
 MAX_WAKES = 4096
-"""Wake-ups that are taken in at once."""
+"""Wake-ups that are read at once."""
 
 
 class Outbox(Protocol):
-    """What the channel's thread asks at each tick for messages to send."""
+    """The source of messages, which the channel's thread asks at each tick."""
 
     def tick_s(self) -> float:
-        """How long until it wants to be asked again."""
+        """Seconds until it is to be asked again."""
 
     def collect(self) -> Sequence[tuple[wire.AgentMessage, Any]]:
         """Messages and their records frames (or None)."""
@@ -51,12 +51,11 @@ class Channel:
     """Owns thread `zerotune-channel` and its socket.
 
     Args:
-        endpoint: ZeroMQ endpoint of the daemon; None: there is none, the thread only empties the outbox.
-        hello: builds the greeting, or None while it cannot yet; called on the channel's thread.
-        outbox: asked at each tick for what is to be sent.
+        endpoint: ZeroMQ endpoint of the daemon; None: there is no daemon, and the thread only empties the outbox.
+        hello: builds the Hello, or returns None while it cannot yet; called on the channel's thread.
+        outbox: asked for messages at each tick.
         on_message: called on the channel's thread with each message of the daemon.
-        on_alive: called with True when a daemon answers, with False when it has gone silent or this thread has
-            failed; not where it is closed.
+        on_alive: called with True when a daemon answers, and with False when it falls silent or this thread has failed.
     """
 
     def __init__(
@@ -86,11 +85,11 @@ class Channel:
         self._thread.start()
 
     def wake(self) -> None:
-        """Ask the outbox at once when it wants to be asked."""
+        """Have the thread ask `outbox.tick_s` now."""
         os.write(self._wake_fds[1], b"x")
 
     def close(self, farewell: wire.AgentMessage | None = None) -> None:
-        """Send what is left, say goodbye, stop; waits for at most a second."""
+        """Send the remaining messages and `farewell`, and stop; waits for at most a second."""
         if self._is_stopping:
             return
         if farewell is not None:
@@ -114,7 +113,7 @@ class Channel:
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_BODY_BYTES)
-        # Without a daemon nothing is queued: a daemon that returns gets fresh news, not old.
+        # Without a daemon nothing is queued: a daemon that returns gets current messages only.
         socket.setsockopt(zmq.IMMEDIATE, 1)
         try:
             self._loop(socket)
@@ -173,7 +172,7 @@ class Channel:
             for message, records in self._outbox.collect():
                 self._send(socket, message, records)
             tick_at = now + self._outbox.tick_s()
-        # A short job may know its name only now.
+        # A short job may know its id only now.
         if not has_greeted and (hello := self._hello()) is not None:
             self._send(socket, hello, None)
         for message, records in self._outbox.collect():
