@@ -21,7 +21,7 @@ class Withdrawn:
 
 @dataclass(frozen=True)
 class Rung:
-    """The daemon notifies of change `number`, which rank 0 has announced or decided; 0: a rank has a new communicator."""
+    """The daemon's notification: rank 0 has announced or decided change `number`; 0: a rank has a new communicator."""
 
     number: int
 

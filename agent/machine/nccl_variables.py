@@ -1,7 +1,7 @@
 """NCCL's variables that change what a collective costs, as they are in effect.
 
-They are named one by one: what is not here, names of interfaces and paths above all, may differ from node to node and
-from job to job on one machine.
+They are listed one by one. Other variables, mostly names of interfaces and paths, may differ between nodes or jobs on
+one machine.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ NAMES: Final = """
 """
 COSTS: Final = frozenset(f"NCCL_{name}" for name in NAMES.split())
 FILES: Final = ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE")
-"""Their contents count, wherever they lie."""
+"""Variables that name files: the files' contents count, not their paths."""
 LINE: Final = re.compile(r"^\s*(NCCL_\w+)\s*=\s*([^#\n]*?)\s*(?:#.*)?$", re.MULTILINE)
 MOST_BYTES: Final = 1 << 20
-"""That are read of a file."""
+"""How much of a file is read."""
 
 
 def in_effect(environment: Mapping[str, str], system_file: Path = SYSTEM_FILE) -> dict[str, str]:
-    """All of NCCL's variables: of the environment, then of the user's file, then of the system's."""
+    """All of NCCL's variables: the environment overrides the user's file, which overrides the system's."""
     own = environment.get("NCCL_CONF_FILE") or str(Path(environment.get("HOME", "/")) / ".nccl.conf")
     found: dict[str, str] = {}
     for path in (system_file, Path(own)):
@@ -44,7 +44,7 @@ def in_effect(environment: Mapping[str, str], system_file: Path = SYSTEM_FILE) -
 
 
 def that_count(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those that change what collectives cost, spelled alike."""
+    """The variables that change what collectives cost, with normalised values."""
     found = {name: variables[name].strip().lower() for name in sorted(COSTS & variables.keys())}
     for name in FILES:
         if name in variables:

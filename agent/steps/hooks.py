@@ -1,13 +1,16 @@
 """Step boundaries and regions of the step, from torch's own hooks: O(1) Python per step.
 
 A *boundary* is the end of the first optimizer step after gradients were computed: by `backward`, by `autograd.grad`, or
-by a graph that is replayed. So several optimizers that step after one backward make one boundary. If an optimizer
-steps inside backward, the boundary is the end of that backward; if a graph holds the step, it is the end of a replay.
+by a replayed graph. So several optimizers that step after one backward make one boundary. If an optimizer steps inside
+backward, the boundary is the end of that backward. If a graph contains the step, the boundary is the end of a replay.
 
-A *region* says where in the step the program is: forward, backward (inside autograd's engine, but for
-`autograd.grad`), after_backward (until the optimizer's step: DeepSpeed's ZeRO-1 reduces its gradients here; with
-gradient accumulation the next forward is here, too) or step (inside an optimizer's `step`, unless a closure computes
-the gradients there).
+A *region* is the part of the step in which the program is:
+
+- forward;
+- backward: inside autograd's engine, except for `autograd.grad`;
+- after_backward: until the optimizer's step. DeepSpeed's ZeRO-1 reduces its gradients here. With gradient accumulation
+  the next forward is here, too;
+- step: inside an optimizer's `step`, unless a closure computes the gradients there.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ class Region(IntEnum):
 class StepHooks:
     """Calls `on_region` when the region changes, `on_boundary` at each step boundary, and `on_replay` with each graph.
 
-    `on_capture` is told which graph, and whether its capture begins or has ended. All run on the training thread and
-    must not raise.
+    `on_capture` is called with a graph, and with True when its capture begins or False when it has ended. All run on
+    the training thread and must not raise.
     """
 
     def __init__(
@@ -63,24 +66,24 @@ class StepHooks:
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """Register with torch; `remove` takes everything back."""
+        """Register with torch; `remove` undoes it."""
         for handle in (
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ):
             self._undo.append(handle.remove)
-        # The engine is what `backward`, `autograd.grad` and Megatron's own backward have in common.
+        # `backward`, `autograd.grad` and Megatron's own backward all use the engine.
         self._replace(Variable, "_execution_engine", _watched_engine(self))
         for kind in _graph_kinds():
             self._watch_graphs(kind)
 
     def remove(self) -> None:
-        """Leave torch as it was found."""
+        """Restore torch."""
         while self._undo:
             self._undo.pop()()
 
     def step_ended(self) -> None:
-        """The script says that a step ends here; ignored where the end of this step was seen already."""
+        """The script reports that a step ends here; ignored if the end of this step was seen already."""
         self._settle_compiled_step()
         self._end_step()
 
@@ -112,8 +115,8 @@ class StepHooks:
     def _before_step(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             return
-        # An optimizer may step inside backward (optimizer-in-backward): the region stays backward. With a closure
-        # (Lightning's trainer always has one) forward and backward run inside the step, and it stays what it was.
+        # If an optimizer steps inside backward (optimizer-in-backward), the region stays backward. With a closure
+        # (Lightning's trainer always has one) forward and backward run inside the step: the region does not change.
         has_closure = any(map(callable, (*args[1:], *kwargs.values())))
         if self._backward_depth == 0 and not has_closure:
             self._on_region(Region.step)
@@ -165,7 +168,7 @@ class StepHooks:
         def replay(graph: Any) -> None:
             run(graph)
             self._on_replay(graph)
-            # It may hold no backward. That does not matter: what counts is the step that follows.
+            # A graph without a backward does no harm: only the next optimizer step makes a boundary.
             self._gradients_came()
             if graph in self._graphs_with_step:
                 self._end_step()
@@ -186,7 +189,7 @@ class StepHooks:
 
 def _watched_engine(hooks: StepHooks) -> Any:
     class Engine(torch._C._ImperativeEngine):
-        """Autograd's engine; torch and Dynamo know it by its class."""
+        """Autograd's engine; torch and Dynamo check its base class."""
 
         def run_backward(self, *args: Any, **kwargs: Any) -> Any:
             if not kwargs.get("accumulate_grad", True):  # autograd.grad
