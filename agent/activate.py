@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from ..store.errors import PluginError
 from ..store.paths import check_endpoint
-from .daemon_link.door import knock
+from .daemon_link.node_service import request_daemon
 from .first_group import before_first_group
-from .reasons import Mark, leave
-from .settings import ENV_FABRIC, ENV_LAUNCH, AgentSettings, is_first_of_node, take_over
+from .reasons import Mark, write_mark
+from .settings import ENV_FABRIC, ENV_LAUNCH, AgentSettings, is_first_of_node, unpack_variables
 
 if TYPE_CHECKING:
     from .session import Session
@@ -44,8 +44,8 @@ def arm() -> None:
     A child of multiprocessing gets the agent when it makes a process group, as ranks of `mp.spawn` do. A data loader's
     worker makes no group.
     """
-    take_over(os.environ)
-    leave(Mark.agent)
+    unpack_variables(os.environ)
+    write_mark(Mark.agent)
     if not any("multiprocessing" in word for word in sys.orig_argv):  # the command line of spawned children names it
         activate()
         return
@@ -75,7 +75,7 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
     global installed
     began_s = time.perf_counter()
     if endpoint is None:
-        knock(wait_s=0.0)
+        request_daemon(wait_s=0.0)
     settings = AgentSettings.from_environment()
     if endpoint is not None:
         settings = replace(settings, endpoint=endpoint)
@@ -107,8 +107,8 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
             plugin = library.load()
         except PluginError as error:
             # One warning is enough: `launch` has printed it, or the node's first rank does.
-            said = os.environ.get(ENV_LAUNCH) == "1" or not is_first_of_node()
-            level = logging.INFO if said else logging.WARNING
+            is_printed = os.environ.get(ENV_LAUNCH) == "1" or not is_first_of_node()
+            level = logging.INFO if is_printed else logging.WARNING
             logger.log(level, "zerotune: %s; training runs at NCCL's own choice", error)
             other_plugins.give_back(os.environ)
         else:

@@ -13,10 +13,10 @@ from ..store.counted import counted
 from ..store.records import PlanRow, size_class
 from . import first_group
 from .daemon_link.channel import DAEMON_TIMEOUT_S
-from .daemon_link.line import listener_pid
+from .daemon_link.connection import listener_pid
 from .emulation import BACKEND, uses_nccl
 from .failure import failure_in_words
-from .reasons import QUIET, Mark, Reason, leave, say, take_back, untuned
+from .reasons import QUIET, Mark, Reason, print_line, remove_mark, untuned, write_mark
 from .settings import ENV_LAUNCH, AgentSettings
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Facts:
     has_plan_file: bool = False
     is_exact: bool = False
     """Only collectives that compute nothing may be tuned."""
-    has_heard: bool = True
+    has_answered: bool = True
     """A daemon has answered at some time."""
     is_silent: bool = False
     """The daemon that had answered no longer does."""
@@ -119,7 +119,7 @@ def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
         return facts.captured[0]
     if not facts.n_steps:
         return Reason.no_steps, ""
-    if not (facts.has_heard or facts.has_plan_file):
+    if not (facts.has_answered or facts.has_plan_file):
         if facts.listened_s < DAEMON_TIMEOUT_S and not facts.is_absent:
             return Reason.no_repetition, f"{facts.listened_s:.1f} seconds of listening to a daemon"
         return Reason.no_daemon, facts.endpoint
@@ -181,7 +181,7 @@ def kept(rows_of: Mapping[int, Sequence[PlanRow]], n_steps: Mapping[int, int]) -
     ]
 
 
-def tell(
+def print_ending(
     settings: AgentSettings,
     plugin: Plugin | None,
     steps: RecentSteps,
@@ -189,7 +189,7 @@ def tell(
     n_steps: int,
     questions: Sequence[Question],
     rows_of: Mapping[int, Sequence[PlanRow]],
-    has_heard: bool,
+    has_answered: bool,
     is_silent: bool,
     listened_s: float,
     shadow: str = "",
@@ -202,20 +202,20 @@ def tell(
         plugin: None if it could not be loaded.
         n_steps: steps whose ends were seen.
         rows_of: rows of the latest plans, by epoch.
-        has_heard, is_silent, listened_s, shadow, reasons, replayed_share: see `Facts`.
+        has_answered, is_silent, listened_s, shadow, reasons, replayed_share: see `Facts`.
     """
     failure = failure_in_words()
-    is_told_last = bool(failure) and leave(Mark.failed, failure)
+    is_reported_by_watcher = bool(failure) and write_mark(Mark.failed, failure)
     group = first_group.made()
     if os.environ.get(ENV_LAUNCH) != "1" or not settings.agent_on or group is None or group.rank != 0:
         return
-    leave(Mark.told)
+    write_mark(Mark.reported)
     if not failure:  # an earlier failure was followed by a restart
-        take_back(Mark.failed)
+        remove_mark(Mark.failed)
     if os.environ.get(QUIET) == "1":
         return
     counts = plugin.counters() if plugin is not None else None
-    rows = kept(rows_of, steps.epochs())
+    rows, endpoint = kept(rows_of, steps.epochs()), settings.endpoint
     facts = Facts(
         n_ranks=group.n_ranks,
         backends=group.backends,
@@ -230,16 +230,16 @@ def tell(
         saved=steps.saved(),
         has_plan_file=settings.plan_path is not None,
         is_exact=settings.is_exact,
-        has_heard=has_heard,
+        has_answered=has_answered,
         is_silent=is_silent,
         listened_s=listened_s,
-        is_absent=not has_heard and settings.endpoint.startswith("ipc://") and listener_pid(settings.endpoint) is None,
+        is_absent=not has_answered and endpoint.startswith("ipc://") and listener_pid(endpoint) is None,
         shadow=shadow,
         failure=failure,
-        endpoint=settings.endpoint,
+        endpoint=endpoint,
         reasons=reasons,
         replayed_share=replayed_share,
     )
-    told = line(facts)
-    if not (is_told_last and told.endswith(f"({Reason.script_failed.name})")):
-        say(told)
+    text = line(facts)
+    if not (is_reported_by_watcher and text.endswith(f"({Reason.script_failed.name})")):
+        print_line(text)

@@ -20,8 +20,8 @@ from .daemon_link.asking import announce
 from .daemon_link.job_id import n_restarts
 from .first_group import before_communicators
 from .job_store import second_connection
-from .machine.may_be_tried import why_refused
 from .machine.nccl_variables import in_effect
+from .machine.tunable_variables import why_refused
 from .settings import AgentSettings
 
 logger = logging.getLogger("zerotune.agent")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .reasons import Mark, leave
+from .reasons import Mark, write_mark
 
 logger = logging.getLogger("zerotune.agent")
 
@@ -30,10 +30,10 @@ class Group:
     """Its `get_backend_config`."""
 
 
-_waiting: list[Callable[[], None]] = []
-_with_store: list[Callable[[Any, int, int], None]] = []
+_actions: list[Callable[[], None]] = []
+_store_actions: list[Callable[[Any, int, int], None]] = []
 _is_watched = False
-_is_here = False
+_has_begun = False
 _made: Group | None = None
 
 
@@ -54,9 +54,9 @@ def has_called() -> bool:
 def _keep() -> None:
     global _made
     _made = Group(dist.get_rank(), dist.get_world_size(), str(dist.get_backend_config()))
-    leave(Mark.group)
+    write_mark(Mark.group)
     if _made.rank == 0:
-        leave(Mark.rank_0)
+        write_mark(Mark.rank_0)
 
 
 def before_first_group(action: Callable[[], None]) -> None:
@@ -64,10 +64,10 @@ def before_first_group(action: Callable[[], None]) -> None:
     global _is_watched
     if not dist.is_available():
         return
-    if _is_here or dist.is_initialized():
+    if _has_begun or dist.is_initialized():
         action()
         return
-    _waiting.append(action)
+    _actions.append(action)
     if not _is_watched:
         _is_watched = True
         _watch()
@@ -76,14 +76,14 @@ def before_first_group(action: Callable[[], None]) -> None:
 def before_communicators(action: Callable[[Any, int, int], None]) -> None:
     """Call `action` with the job's store, the rank and the number of ranks, before the first group is made of them."""
     if dist.is_available() and not dist.is_initialized():
-        _with_store.append(action)
+        _store_actions.append(action)
         before_first_group(lambda: None)
 
 
-def _store_comes(store: Any, rank: int, world_size: int) -> None:
-    while _with_store:
+def _run_with_store(store: Any, rank: int, world_size: int) -> None:
+    while _store_actions:
         try:
-            _with_store.pop(0)(store, rank, world_size)
+            _store_actions.pop(0)(store, rank, world_size)
         except Exception as error:  # training must start whatever is wrong with zerotune
             logger.warning("zerotune: %s", error)
 
@@ -95,16 +95,16 @@ def _watch() -> None:
 
     def rendezvous(*args: Any, **kwargs: Any) -> Any:
         for store, rank, world_size in meet(*args, **kwargs):
-            _store_comes(store, rank, world_size)
+            _run_with_store(store, rank, world_size)
             yield store, rank, world_size
 
     c10d.rendezvous = rendezvous
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        _group_comes()
-        if _with_store and isinstance(kwargs.get("store"), dist.Store):
-            _store_comes(kwargs["store"], kwargs.get("rank", -1), kwargs.get("world_size", -1))
+        _run_actions()
+        if _store_actions and isinstance(kwargs.get("store"), dist.Store):
+            _run_with_store(kwargs["store"], kwargs.get("rank", -1), kwargs.get("world_size", -1))
         result = original(*args, **kwargs)
         if _made is None:
             with contextlib.suppress(Exception):  # a group of an unknown kind
@@ -117,11 +117,11 @@ def _watch() -> None:
             module.init_process_group = init_process_group  # type: ignore[attr-defined]
 
 
-def _group_comes() -> None:
-    global _is_here
-    _is_here = True
-    while _waiting:
+def _run_actions() -> None:
+    global _has_begun
+    _has_begun = True
+    while _actions:
         try:
-            _waiting.pop(0)()
+            _actions.pop(0)()
         except Exception as error:  # training must start whatever is wrong with zerotune
             logger.warning("zerotune: the agent is off, training runs untuned: %s", error)

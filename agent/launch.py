@@ -173,7 +173,7 @@ def environment(request: LaunchRequest) -> dict[str, str]:
     # Only the folder of sitecustomize.py is added: the script's Python has zerotune installed.
     entries = [str(SITE_DIR), *env.get("PYTHONPATH", "").split(os.pathsep)]
     env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(entry for entry in entries if entry))
-    settings.hand_on(env)
+    settings.pack_variables(env)
     return env
 
 

@@ -22,7 +22,7 @@ from ..store.job_options import JobOptions
 from ..store.plan_file import read_plan
 from ..store.records import Plan
 from .agreement import Agreement
-from .agreement.news import CommunicatorCame, Offered, Rung, Unwatched, Watched, Withdrawn
+from .agreement.news import DaemonState, NewCommunicator, Notified, Offered, PollFor, Withdrawn
 from .agreement.protocol import Why
 from .daemon_link.channel import Channel
 from .daemon_link.cost_book import CostBook
@@ -48,11 +48,11 @@ logger = logging.getLogger("zerotune.agent")
 MEMORY_EVERY_S: Final = 2.0
 BUSY_S: Final = 2.0
 """How long after its start and after each new plan the agent reports at every tick."""
-TABLES_EVERY_GREETINGS: Final = 32
+TABLES_EVERY_HELLOS: Final = 32
 """All cost tables are sent again after so many Hellos: the daemon may have dropped a job that made no progress."""
 QUIET_TICKS: Final = 4
 """Ticks between reports when nothing changes: each report costs the step some microseconds."""
-UNWATCHED_LOOK_S: Final = 60.0
+FILE_PLAN_POLL_S: Final = 60.0
 """How long a rank polls for a plan from a file, after its start and after each new communicator."""
 LAST_PATIENCE_S: Final = 3.0
 """How long the end of a traced job waits for the channel's thread to write its records."""
@@ -96,17 +96,17 @@ class Membership:
         self._epoch = self._epoch_elsewhere = self._highest_epoch = 0
         self._n_communicators = 0
         self._is_closing = False
-        self._has_told_silence = False
-        self._has_told_return = False
+        self._has_warned_of_silence = False
+        self._has_logged_return = False
         self._silent_since_s: float | None = None
-        self.has_heard = False
+        self.has_answered = False
         """Whether a daemon has answered at some time."""
         self.shadow = ""
         """What a daemon in shadow mode would have changed; empty: it is not in shadow mode."""
         self._drain: RecordDrain | None = None
         self._trace_log: TraceLog | None = None
-        self._greeting: wire.Hello | None = None
-        self._n_greetings = 0
+        self._hello_message: wire.Hello | None = None
+        self._n_hellos = 0
         self._daemon_pid: int | None = None
         self._is_daemon_new = False
         self._bells: list[int] = []
@@ -120,14 +120,14 @@ class Membership:
             rank,
             world.n_ranks,
             plugin,
-            self._ring,
+            self._notify_ranks,
             fingerprint=_fingerprint(plugin),
         )
         self._channel = Channel(
             settings.endpoint if has_daemon else None, self._hello, self, self._on_message, self._on_alive
         )
         if settings.plan_path is not None:
-            self.agreement.tell(Unwatched(UNWATCHED_LOOK_S))
+            self.agreement.post(PollFor(FILE_PLAN_POLL_S))
             if rank == 0:
                 self._offer(read_plan(settings.plan_path).plan)
         self._busy_until = time.monotonic() + BUSY_S
@@ -141,7 +141,7 @@ class Membership:
     @property
     def is_silent(self) -> bool:
         """Whether the daemon that had answered no longer does."""
-        return self.has_heard and not self._channel.alive
+        return self.has_answered and not self._channel.alive
 
     @property
     def questions(self) -> Sequence[tuple[int, ...]]:
@@ -160,11 +160,11 @@ class Membership:
 
     def _offer(self, plan: Plan) -> None:
         """Under --numerics exact, rows of collectives that compute are dropped, also those of a plan file."""
-        self.agreement.tell(Offered(plan.without(COMPUTING) if self._settings.is_exact else plan))
+        self.agreement.post(Offered(plan.without(COMPUTING) if self._settings.is_exact else plan))
 
     # ---- agreement's thread ------------------------------------------------------------------
 
-    def _ring(self, number: int) -> None:
+    def _notify_ranks(self, number: int) -> None:
         """Have the daemons notify the other ranks of a change."""
         self._bells.append(number)
         self._channel.wake()
@@ -189,14 +189,14 @@ class Membership:
             self._plugin.set_memory_pressure(-1.0 if pressure is None else pressure)
         if self._silent_since_s is not None and now - self._silent_since_s > WITHDRAW_AFTER_S:
             self._silent_since_s = None
-            self.agreement.tell(Withdrawn())
+            self.agreement.post(Withdrawn())
         if self._drain is None:
             return []
         if (n_communicators := self._plugin.counters().n_communicators) > self._n_communicators:
             self._n_communicators = n_communicators
-            self.agreement.tell(CommunicatorCame())
+            self.agreement.post(NewCommunicator())
             if self._settings.plan_path is not None:
-                self.agreement.tell(Unwatched(UNWATCHED_LOOK_S))
+                self.agreement.post(PollFor(FILE_PLAN_POLL_S))
             elif self._rank:
                 self._bells.append(0)
         if self._is_daemon_new:
@@ -208,7 +208,7 @@ class Membership:
         if self._rank == 0 and self.agreement.epoch_elsewhere > self._epoch_elsewhere:
             self._epoch_elsewhere = self.agreement.epoch_elsewhere
             self._queue.adopt(self._epoch_elsewhere, self._timer.step)
-        self._timer.tell()
+        self._timer.settle_from_other_thread()
         return [*rung, *self._drain.collect()]
 
     def _hello(self) -> wire.Hello | None:
@@ -223,8 +223,8 @@ class Membership:
         # A daemon that restarts must number its plans above all earlier ones.
         epoch = max(plugin.active_epoch(), self._highest_epoch)
         leader = self._leader.look_up() if self._leader is not None else ""
-        if self._greeting is None:
-            self._greeting = wire.Hello(
+        if self._hello_message is None:
+            self._hello_message = wire.Hello(
                 job_id=self._job_id,
                 rank=self._rank,
                 n_ranks=self._world_size,
@@ -240,13 +240,13 @@ class Membership:
                 name=self._settings.job_name,
                 options=_options(self._settings),
             )
-        elif (self._greeting.epoch, self._greeting.leader) != (epoch, leader):
-            self._greeting = msgspec.structs.replace(self._greeting, epoch=epoch, leader=leader)
-        self._n_greetings += 1
+        elif (self._hello_message.epoch, self._hello_message.leader) != (epoch, leader):
+            self._hello_message = msgspec.structs.replace(self._hello_message, epoch=epoch, leader=leader)
+        self._n_hellos += 1
         # The tables follow the Hello, before any records from which the daemon could draw conclusions.
-        if self._daemon_pid is None or self._n_greetings % TABLES_EVERY_GREETINGS == 0:
+        if self._daemon_pid is None or self._n_hellos % TABLES_EVERY_HELLOS == 0:
             self._drain.costs.resend_all()
-        return self._greeting
+        return self._hello_message
 
     def _open_drain(self, job_id: str) -> RecordDrain:
         """From now on all records and steps, also earlier ones, are logged and sent."""
@@ -279,27 +279,27 @@ class Membership:
                 self._offer(message.plan)
         elif isinstance(message, wire.Bell):
             if message.job_id == self._job_id:
-                self.agreement.tell(Rung(message.number))
+                self.agreement.post(Notified(message.number))
         elif isinstance(message, wire.Observe) and self._trace_log is None:
             self._timer.observe(message.n_steps)
 
     def _on_alive(self, alive: bool) -> None:
         endpoint = self._settings.endpoint
         logger.info("zerotune: daemon at %s %s", endpoint, "answers" if alive else "is silent")
-        self.agreement.tell(Watched(alive))
-        self.has_heard |= alive
+        self.agreement.post(DaemonState(alive))
+        self.has_answered |= alive
         self._silent_since_s = None if alive else time.monotonic()
         if not alive:
             self._daemon_pid = None
-        if not (alive or self._is_closing or self._has_told_silence) and is_first_of_node():
-            self._has_told_silence = True
+        if not (alive or self._is_closing or self._has_warned_of_silence) and is_first_of_node():
+            self._has_warned_of_silence = True
             logger.warning(
                 "zerotune: the daemon at %s is silent: tuning pauses; unless one answers, the settings in force"
                 " give way to NCCL's own choice in a while",
                 endpoint,
             )
-        elif alive and self._has_told_silence and not self._has_told_return:
-            self._has_told_return = True
+        elif alive and self._has_warned_of_silence and not self._has_logged_return:
+            self._has_logged_return = True
             logger.warning("zerotune: the daemon at %s answers again: tuning goes on", endpoint)
 
     # ---- end ---------------------------------------------------------------------------------
@@ -319,11 +319,11 @@ class Membership:
 
 def _options(settings: AgentSettings) -> JobOptions:
     """The options for the daemon, with `chunk_sizes` only if this NCCL asks for chunk sizes. Needs no communicator."""
-    told, version = settings.job_options, identity.nccl_version()
-    if not told.chunk_sizes:
-        return told
+    options, version = settings.job_options, identity.nccl_version()
+    if not options.chunk_sizes:
+        return options
     nccl = Release((version // 10_000, version // 100 % 100)) if settings.fabric is None else release(os.environ)
-    return msgspec.structs.replace(told, chunk_sizes=nccl.tuner_abi >= ASKS_CHUNK_SIZE_SINCE)
+    return msgspec.structs.replace(options, chunk_sizes=nccl.tuner_abi >= ASKS_CHUNK_SIZE_SINCE)
 
 
 def _fingerprint(plugin: Plugin) -> str:

@@ -43,14 +43,14 @@ class Mark(Enum):
     agent = "agent"
     group = "group"
     rank_0 = "rank_0"
-    told = "told"
+    reported = "reported"
     """Rank 0 has printed the line."""
     failed = "failed"
     """Its content says how the first script that failed did so."""
 
 
-def leave(mark: Mark, words: str = "") -> bool:
-    """Create a mark for `zerotune.agent.vigil`. Never raises: on another node there is no such folder.
+def write_mark(mark: Mark, words: str = "") -> bool:
+    """Create a mark for `zerotune.agent.exit_watcher`. Never raises: on another node there is no such folder.
 
     Args:
         words: content, if the mark does not exist yet.
@@ -66,7 +66,7 @@ def leave(mark: Mark, words: str = "") -> bool:
     return path.exists()
 
 
-def take_back(mark: Mark) -> None:
+def remove_mark(mark: Mark) -> None:
     """Remove a mark that no longer holds. Never raises."""
     if folder := os.environ.get(MARKS):
         with contextlib.suppress(OSError):
@@ -82,11 +82,11 @@ def untuned(reason: Reason, detail: str = "", where: str = "") -> str:
     Returns:
         Such as "zerotune: nothing was tuned on this node: ...".
     """
-    told = "" if reason in (Reason.script_failed, Reason.cut_short) else f"nothing was tuned{where}: "
-    return f"zerotune: {told}{reason.value.format(detail=detail)} ({reason.name})"
+    prefix = "" if reason in (Reason.script_failed, Reason.cut_short) else f"nothing was tuned{where}: "
+    return f"zerotune: {prefix}{reason.value.format(detail=detail)} ({reason.name})"
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print it on stderr, however the script has configured logging. Never raises."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed or None
         print(line, file=sys.stderr, flush=True)

@@ -96,7 +96,7 @@ class Session:
     @property
     def recent_steps(self) -> RecentSteps:
         """The latest steps, up to now."""
-        self._timer.tell()
+        self._timer.settle_from_other_thread()
         return self._recent_steps
 
     def counters(self) -> Counters | None:
@@ -164,9 +164,9 @@ class Session:
 
     # ---- the session's thread ----------------------------------------------------------------
 
-    def _is_communicating_anew(self, plugin: Plugin) -> bool:
+    def _has_new_world(self, plugin: Plugin) -> bool:
         """Whether there is a default group that this rank has not tried to join, and a communicator."""
-        is_new = current_group() is not None and (self._world is None or self._world.is_past())
+        is_new = current_group() is not None and (self._world is None or self._world.has_ended())
         counters = plugin.counters()
         # NCCL loads the profiler long before the tuner. Ranks compare the tuner's ABI when they join.
         is_made = plugin.tuner_abi() != 0 or counters.n_timed > 0
@@ -180,18 +180,18 @@ class Session:
             self._wake.clear()
             is_last, world = self._is_closing, None
             try:
-                if not is_last and self._is_communicating_anew(plugin):
+                if not is_last and self._has_new_world(plugin):
                     world = World.now()
-                    self._leave()
+                    self._leave_job()
                     self._world = world
                     self._n_worlds += 1
                     self._join(plugin, world)
             except Exception as error:
-                if not is_last and world is not None and not world.is_past():  # else the script has just destroyed it
+                if not is_last and world is not None and not world.has_ended():  # else the script has just destroyed it
                     self._fail(error)
             if self._membership is not None and not self._has_stepped:
                 self._count_interval()
-            self._timer.tell()
+            self._timer.settle_from_other_thread()
 
     def _join(self, plugin: Plugin, world: World) -> None:
         rank, world_size = world.rank, world.n_ranks
@@ -245,7 +245,7 @@ class Session:
             self._interval_began_s = now_s
             self._timer.finish(is_step=False)
 
-    def _leave(self) -> None:
+    def _leave_job(self) -> None:
         if self._membership is not None:
             self._membership.close("")
             self._membership = None
@@ -269,20 +269,20 @@ class Session:
                     logger.warning("zerotune: no trace is logged in %s: %s", self._settings.trace_dir, why)
             if self._summary is not None:
                 self._write_summary(self._summary)
-            self._tell()
+            self._print_ending()
         except Exception as error:
             self._fail(error)
 
-    def _tell(self) -> None:
+    def _print_ending(self) -> None:
         one = self._membership
-        ending.tell(
+        ending.print_ending(
             self._settings,
             self._plugin,
             self.recent_steps,
             n_steps=self._timer.step if self._has_stepped else self._recent_steps.n_seen,
             questions=one.questions if one is not None else (),
             rows_of=one.agreement.rows_of if one is not None else {},
-            has_heard=one is not None and one.has_heard,
+            has_answered=one is not None and one.has_answered,
             is_silent=one is not None and one.is_silent,
             listened_s=time.monotonic() - self._joined_at_s,
             shadow=one.shadow if one is not None else "",

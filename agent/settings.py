@@ -98,13 +98,13 @@ class AgentSettings:
         )
 
 
-def hand_on(environment: MutableMapping[str, str]) -> None:
+def pack_variables(environment: MutableMapping[str, str]) -> None:
     """Write all of zerotune's variables into `ENV_ALL`, with characters that no shell changes."""
     found = sorted((name, value) for name, value in environment.items() if name.startswith(_PREFIX))
     environment[ENV_ALL] = ",".join(f"{name}={urllib.parse.quote(os.fsencode(value))}" for name, value in found)
 
 
-def take_over(environment: MutableMapping[str, str]) -> None:
+def unpack_variables(environment: MutableMapping[str, str]) -> None:
     """Restore variables from `ENV_ALL`; those that are set already stay."""
     for part in environment.get(ENV_ALL, "").split(","):
         name, _, value = part.partition("=")

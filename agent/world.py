@@ -43,6 +43,6 @@ class World:
             dist.get_backend_config(),
         )
 
-    def is_past(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the script has destroyed or replaced it."""
         return current_group() is not self.group

@@ -24,7 +24,7 @@ from ..nccl.library import Plugin
 from . import job_start
 from .exchange import Closed, Exchange
 from .members import Members
-from .news import CommunicatorCame, News, Offered, Rung, Unwatched, Watched, Withdrawn
+from .news import DaemonState, NewCommunicator, News, Notified, Offered, PollFor, Withdrawn
 from .protocol import (
     Answer,
     Leader,
@@ -45,12 +45,12 @@ DECIDE_S: Final = 2.0
 """How long rank 0 waits for answers; communicators of ranks that did not answer keep their plan."""
 PATIENCE_S: Final = 5.0
 """How long a rank waits for an outcome before it writes that nothing changes."""
-FIRST_LOOK_S: Final = 0.03
-LONGEST_LOOK_S: Final = 1.0
+FIRST_POLL_S: Final = 0.03
+LONGEST_POLL_S: Final = 1.0
 """Shortest and longest time between polls for an outcome, or for a change without a daemon."""
-BLOCKED_LOOK_S: Final = 0.01
+BLOCKED_POLL_S: Final = 0.01
 """Time between polls while a call waits."""
-LOOK_S_PER_RANK: Final = 25e-6
+POLL_S_PER_RANK: Final = 25e-6
 """Least time between polls, per rank of the job: the store answers some 50,000 requests a second."""
 LEAST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 0.25
@@ -97,7 +97,7 @@ class Agreement:
         store: the agent's own connection to the job's store, below its prefix.
         rank, world_size: of the default process group.
         plugin: prepares plans and puts them in force.
-        ring: notifies the other ranks that a change is announced or decided; called on this thread.
+        notify: notifies the other ranks that a change is announced or decided; called on this thread.
         fingerprint: versions that must be equal on all ranks (plugin layout, NCCL, tuner ABI).
     """
 
@@ -107,7 +107,7 @@ class Agreement:
         rank: int,
         world_size: int,
         plugin: Plugin,
-        ring: Callable[[int], None],
+        notify: Callable[[int], None],
         *,
         fingerprint: str = "",
     ) -> None:
@@ -116,7 +116,7 @@ class Agreement:
         self._world_size = world_size
         self._plugin = plugin
         self._members = Members(plugin, world_size)
-        self._ring = ring
+        self._notify = notify
         self.fingerprint = f"{_version()} wire={WIRE_VERSION} world={world_size} {fingerprint}"
         self._inbox: deque[News] = deque()
         self._leader = Leader() if rank == 0 else None
@@ -129,17 +129,17 @@ class Agreement:
         """Rank 0: the outcomes of this many changes are deleted."""
         self._answers_take_s = LEAST_PAUSE_S
         """Rank 0: how long all answers took lately; it does not poll for them sooner."""
-        self._blocked_look_s = max(BLOCKED_LOOK_S, LOOK_S_PER_RANK * world_size)
+        self._blocked_poll_s = max(BLOCKED_POLL_S, POLL_S_PER_RANK * world_size)
         self._next = 1
         """Number of the next change, as far as this rank has seen."""
-        self._rung = 0
+        self._notified = 0
         """Number of the latest change of which this rank was notified; 0 after it has read the store."""
         self._wake = threading.Event()
         self._is_closing = False
-        self._look_until_s = 0.0
+        self._poll_until_s = 0.0
         """Until when this rank polls for changes, since no daemon notifies it."""
-        self._look_pause_s = FIRST_LOOK_S
-        self._is_watched = True
+        self._poll_pause_s = FIRST_POLL_S
+        self._has_daemon = True
         self._repeat_at_s = float("inf")
         self._n_repeats = 0
         self._n_at_start = self._n_at_rest = 0
@@ -161,7 +161,7 @@ class Agreement:
 
     # ---- any thread --------------------------------------------------------------------------
 
-    def tell(self, news: News) -> None:
+    def post(self, news: News) -> None:
         """Queue `news` for the agreement's thread, and wake that."""
         self._inbox.append(news)
         self._wake.set()
@@ -198,7 +198,7 @@ class Agreement:
             self._n_at_start = self._exchange.n_requests
             n_failures = 0
             while True:
-                self._rest()
+                self._await_work()
                 try:
                     self._lead(self._leader) if self._leader is not None else self._follow()
                     n_failures = 0
@@ -218,7 +218,7 @@ class Agreement:
     def _start_job(self) -> bool:
         exchange, world_size = self._exchange, self._world_size
         if self._leader is not None:
-            self.incarnation = job_start.found_incarnation(exchange)
+            self.incarnation = job_start.begin_incarnation(exchange)
             is_alike = job_start.compare(exchange, world_size, self.fingerprint)
         else:
             self.incarnation, is_alike = job_start.join(exchange, self._rank, world_size, self.fingerprint)
@@ -228,29 +228,29 @@ class Agreement:
                 logger.warning("zerotune: tuning stays off: ranks differ in versions; rank 0 has %s", self.fingerprint)
         return is_alike
 
-    def _rest(self) -> None:
+    def _await_work(self) -> None:
         """Sleep until there is work; raises `Closed` when the agreement is closed."""
         leader = self._leader
         while not self._is_closing:
             while self._inbox:
-                self._hear(self._inbox.popleft())
+                self._handle(self._inbox.popleft())
             now_s = time.monotonic()
             if leader is not None:
                 if leader.offered is not None or now_s >= self._repeat_at_s:
                     return
                 pause_s = min(self._repeat_at_s - now_s, FOREVER_S)
-            elif self._rung >= self._next:
+            elif self._notified >= self._next:
                 return
-            elif now_s < self._look_until_s:
-                pause_s, self._look_pause_s = self._look_pause_s, min(2.0 * self._look_pause_s, LONGEST_LOOK_S)
+            elif now_s < self._poll_until_s:
+                pause_s, self._poll_pause_s = self._poll_pause_s, min(2.0 * self._poll_pause_s, LONGEST_POLL_S)
             else:
-                pause_s = FOREVER_S if self._is_watched or not self._has_plan else LONGEST_LOOK_S
+                pause_s = FOREVER_S if self._has_daemon or not self._has_plan else LONGEST_POLL_S
             if not self._wake.wait(pause_s) and leader is None and pause_s < FOREVER_S:
                 return
             self._wake.clear()
         raise Closed
 
-    def _hear(self, news: News) -> None:
+    def _handle(self, news: News) -> None:
         now_s = time.monotonic()
         match news:
             case Offered(plan) if self._leader is not None:
@@ -259,14 +259,14 @@ class Agreement:
                     self._refuse(plan, f"its epoch does not rise above {self._leader.highest.epoch}")
             case Withdrawn() if self._leader is not None:
                 self._leader.withdraw()
-            case CommunicatorCame() | Rung(0) if self._leader is not None:
+            case NewCommunicator() | Notified(0) if self._leader is not None:
                 self._n_repeats, self._repeat_at_s = 0, now_s + REPEAT_AFTER_S[0]
-            case Rung(number):
-                self._rung = max(self._rung, number)
-            case Watched(is_watched):
-                self._is_watched = is_watched
-            case Unwatched(for_s):
-                self._look_until_s, self._look_pause_s = now_s + for_s, FIRST_LOOK_S
+            case Notified(number):
+                self._notified = max(self._notified, number)
+            case DaemonState(is_answering):
+                self._has_daemon = is_answering
+            case PollFor(for_s):
+                self._poll_until_s, self._poll_pause_s = now_s + for_s, FIRST_POLL_S
 
     def _lead(self, leader: Leader) -> None:
         self._repeat_at_s = float("inf")
@@ -279,9 +279,9 @@ class Agreement:
         self._next += 1
         self._have_all_answered = False
         self._exchange.set(CHANGE_KEY, encode(change))
-        self._ring(change.number)
+        self._notify(change.number)
         outcome = self._take_part(change)
-        self._ring(change.number)
+        self._notify(change.number)
         leader.learn(outcome)
         if outcome.switches:
             rows_of = self.rows_of | {stage.epoch: stage.rows for _, stage in change.plan.stages()}
@@ -298,10 +298,10 @@ class Agreement:
         data = self._exchange.read(CHANGE_KEY)
         change = None if data is None else decode(data, PlanChange)
         if change is not None and change.number >= self._next:
-            self._next, self._look_pause_s = change.number + 1, FIRST_LOOK_S
+            self._next, self._poll_pause_s = change.number + 1, FIRST_POLL_S
             self._take_part(change)
             return
-        self._rung = 0
+        self._notified = 0
         self._n_at_rest += self._exchange.n_requests - n_before
 
     def _take_part(self, change: PlanChange) -> Outcome:
@@ -346,10 +346,10 @@ class Agreement:
         """The outcome. After PATIENCE_S this rank writes that nothing changes, unless an outcome is written."""
         key = _outcome_key(number)
         began_s = time.monotonic()
-        pause_s = max(LONGEST_PAUSE_S, 10.0 * LOOK_S_PER_RANK * self._world_size)  # a notification comes sooner
+        pause_s = max(LONGEST_PAUSE_S, 10.0 * POLL_S_PER_RANK * self._world_size)  # a notification comes sooner
         while True:
             self._pause(pause_s)
-            pause_s = max(pause_s, min(2.0 * pause_s, LONGEST_LOOK_S))
+            pause_s = max(pause_s, min(2.0 * pause_s, LONGEST_POLL_S))
             try:
                 if self._is_closing or time.monotonic() - began_s > PATIENCE_S:
                     return self._exchange.set_once(key, encode(Outcome(number, is_given_up=True)))
@@ -367,8 +367,8 @@ class Agreement:
         until_s = time.monotonic() + pause_s
         while not self._is_closing and (left_s := until_s - time.monotonic()) > 0:
             if self._plugin.waits()[2]:
-                until_s = min(until_s, time.monotonic() + self._blocked_look_s)
-            if self._wake.wait(min(left_s, BLOCKED_LOOK_S)):
+                until_s = min(until_s, time.monotonic() + self._blocked_poll_s)
+            if self._wake.wait(min(left_s, BLOCKED_POLL_S)):
                 break
         self._wake.clear()
 
@@ -403,8 +403,9 @@ class Agreement:
             self._left_alone.add(key)
             why = Why.histories_differ.value
             logger.warning("zerotune: communicator %s is left at NCCL's own choice: %s", key, why)
-        may_pass = any(Why.__members__[why].may_pass for why in outcome.reasons.values() if why in Why.__members__)
-        if (may_pass or outcome.is_given_up) and self._n_repeats < len(REPEAT_AFTER_S):
+        reasons = (Why.__members__.get(why) for why in outcome.reasons.values())
+        is_temporary = any(why is not None and why.is_temporary for why in reasons)
+        if (is_temporary or outcome.is_given_up) and self._n_repeats < len(REPEAT_AFTER_S):
             self._repeat_at_s = time.monotonic() + REPEAT_AFTER_S[self._n_repeats]
             self._n_repeats += 1
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from .exchange import Closed, Exchange
-from .job_start import compare, found_incarnation, join
+from .job_start import begin_incarnation, compare, join
 from .protocol import framed, frames
 
 PATIENCE_S: Final = 60.0
@@ -63,7 +63,7 @@ def agree(
         if rank:
             _, alike = join(exchange, rank, world_size, FORMAT)
             return _follow(exchange, rank, objection) if alike else Agreed("", "ranks have different versions")
-        number = found_incarnation(exchange)
+        number = begin_incarnation(exchange)
         if not compare(exchange, world_size, FORMAT):
             return Agreed("", "ranks have different versions")
         return _lead(exchange, world_size, proposal, objection, lambda found: remember(number, found))

@@ -28,7 +28,7 @@ ALIKE = b"alike"
 DIFFERENT = b"different"
 
 
-def found_incarnation(exchange: Exchange) -> int:
+def begin_incarnation(exchange: Exchange) -> int:
     """Rank 0: begin a new incarnation; further keys of `exchange` lie in it."""
     number = exchange.add(N_INCARNATIONS_KEY)
     exchange.set(INCARNATION_KEY, str(number).encode())
@@ -37,7 +37,7 @@ def found_incarnation(exchange: Exchange) -> int:
 
 
 def compare(exchange: Exchange, world_size: int, fingerprint: str) -> bool:
-    """Rank 0, after `found_incarnation`: wait for all ranks and announce whether they are alike.
+    """Rank 0, after `begin_incarnation`: wait for all ranks and announce whether they are alike.
 
     Returns:
         Whether all ranks have rank 0's `fingerprint`.

@@ -114,13 +114,13 @@ class Members:
             why = Why.too_near.name if not promise else Why.no_cycle.name if waits else ""
         if promise:
             self._promised[key] = owner
-        has_strayed = cycle and row["n_off_cycle"] > 2 * row["calls_per_step"]
+        is_off_cycle = cycle and row["n_off_cycle"] > 2 * row["calls_per_step"]
         checkpoints = zip(row["checkpoint_calls"].tolist(), row["checkpoint_hash"].tolist(), strict=True)
         return Member(
             key=key,
             n_ranks=int(row["n_ranks"]),
             promise=promise,
-            epoch=0 if has_strayed else self._switched_to.get(owner, 0),
+            epoch=0 if is_off_cycle else self._switched_to.get(owner, 0),
             why=why,
             checkpoints=tuple((calls, hashed) for calls, hashed in checkpoints if calls),
             step_began=int(row["step_began"]),

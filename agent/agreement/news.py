@@ -20,29 +20,29 @@ class Withdrawn:
 
 
 @dataclass(frozen=True)
-class Rung:
+class Notified:
     """The daemon's notification: rank 0 has announced or decided change `number`; 0: a rank has a new communicator."""
 
     number: int
 
 
 @dataclass(frozen=True)
-class CommunicatorCame:
+class NewCommunicator:
     """This rank has a new communicator, which may need the plan in force."""
 
 
 @dataclass(frozen=True)
-class Watched:
+class DaemonState:
     """Whether a daemon answers, which would notify this rank of changes."""
 
-    is_watched: bool
+    is_answering: bool
 
 
 @dataclass(frozen=True)
-class Unwatched:
+class PollFor:
     """Without a daemon: poll for changes for `for_s` from now on."""
 
     for_s: float
 
 
-News = Offered | Withdrawn | Rung | CommunicatorCame | Watched | Unwatched
+News = Offered | Withdrawn | Notified | NewCommunicator | DaemonState | PollFor

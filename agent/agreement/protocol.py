@@ -49,7 +49,7 @@ class Why(Enum):
     histories_differ = "its ranks issued different collectives"
 
     @property
-    def may_pass(self) -> bool:
+    def is_temporary(self) -> bool:
         """Whether the reason may disappear, so that asking again is worthwhile."""
         return self not in (Why.ambiguous, Why.histories_differ)
 
@@ -201,7 +201,7 @@ def decide(change: PlanChange, answers: Iterable[Answer], left_alone: Iterable[s
             ready[key] = {rank: group[0] for rank, group in by_rank.items()}
         else:
             reasons[key] = why.name
-    switches, cycles = _lay(ready, [n_steps for n_steps, _ in change.plan.stages()])
+    switches, cycles = _switch_calls(ready, [n_steps for n_steps, _ in change.plan.stages()])
     return Outcome(change.number, switches, given_up, reasons, cycles)
 
 
@@ -225,7 +225,7 @@ def _differ(members: Sequence[Member]) -> bool:
     return any(known.setdefault(n_calls, hashed) != hashed for each in members for n_calls, hashed in each.checkpoints)
 
 
-def _lay(
+def _switch_calls(
     ready: Mapping[str, Mapping[int, Member]], stage_steps: Sequence[int]
 ) -> tuple[dict[str, Switch], tuple[bytes, ...]]:
     """Call numbers at which stages begin: where a step of the communicator's lowest rank begins.

@@ -18,7 +18,7 @@ ASK_EVERY_S: Final = 5.0
 """Figures may be this old; trainers log more seldom."""
 ASK_TIMEOUT_S: Final = 1.0
 """A thread of its own asks: nothing waits for it."""
-OFF, SILENT, STRANGE, OK = "off", "no daemon answers", "the daemon does not know this job", "ok"
+OFF, SILENT, UNKNOWN_JOB, OK = "off", "no daemon answers", "the daemon does not know this job", "ok"
 
 
 class Figures(NamedTuple):
@@ -53,7 +53,7 @@ class Figures(NamedTuple):
         return {name: value for name, value in found.items() if value is not None}
 
 
-class LastWord:
+class StatusCache:
     """Owns thread `zerotune-figures`: asks the daemon for this job's status, for as long as `look` is called."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class LastWord:
             try:
                 reply, job_id = fetch_status(session.endpoint, ASK_TIMEOUT_S), session.job_id
                 status = next((job for job in reply.jobs if job.job_id == job_id), None) if reply else None
-                silence = SILENT if reply is None else STRANGE
+                silence = SILENT if reply is None else UNKNOWN_JOB
                 self._word = status, silence if status is None else status.health
             except Exception as error:  # another user's daemon, or no keys for it
                 logger.debug("zerotune: the daemon's status is not known: %r", error)
@@ -85,7 +85,7 @@ class LastWord:
             time.sleep(ASK_EVERY_S)
 
 
-last_word = LastWord()
+status_cache = StatusCache()
 
 
 class Watch:
@@ -104,7 +104,7 @@ class Watch:
             return Figures()
 
     def _look(self, session: Session) -> Figures:
-        steps, (status, health) = session.recent_steps, last_word.look(session)
+        steps, (status, health) = session.recent_steps, status_cache.look(session)
         last, step_us, saved = steps.last, steps.step_us(), steps.saved()
         return Figures(
             step=last.step if last is not None else 0,

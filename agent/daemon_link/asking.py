@@ -9,7 +9,7 @@ import zmq
 
 from ...store import wire
 from ...store.errors import UserError, WireError
-from .line import Line, new_context
+from .connection import Connection, new_context
 
 
 def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | None = None) -> wire.StatusReply | None:
@@ -40,11 +40,11 @@ def announce(endpoint: str, start: wire.Start, timeout_s: float = 2.0) -> bool:
 def _ask(
     endpoint: str, question: wire.AgentMessage, timeout_s: float, curve_dir: Path | None
 ) -> wire.DaemonMessage | None:
-    line = contextlib.closing(Line(endpoint, curve_dir))
-    with line as way, new_context() as context, context.socket(zmq.DEALER) as socket:
+    closing = contextlib.closing(Connection(endpoint, curve_dir))
+    with closing as connection, new_context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         try:
-            if not way.connect(socket):
+            if not connection.connect(socket):
                 return None
             socket.send_multipart(wire.encode(question))
             if not socket.poll(int(timeout_s * 1000)):

@@ -13,7 +13,7 @@ from typing import Any, Final
 logger = logging.getLogger("zerotune.agent")
 
 KEY: Final = "leader"
-LOOK_EVERY_GREETINGS: Final = 32
+LOOK_EVERY_HELLOS: Final = 32
 """Hellos between two reads of the store, after reads at Hello 1, 2, 4, 8 and 16."""
 _ANY_HOST: Final = ("tcp://0.0.0.0:", "tcp://[::]:", "tcp://*:")
 
@@ -31,7 +31,7 @@ class LeaderAddress:
         self._is_leader = rank == 0
         self._looks = is_first_of_node and rank != 0
         self._published: str | None = None
-        self._n_greetings = 0
+        self._n_hellos = 0
         self._found = ""
 
     def publish(self, listen: str) -> None:
@@ -47,9 +47,9 @@ class LeaderAddress:
         """The leading daemon's address as seen from this node; empty while it is unknown."""
         if not self._looks:
             return ""
-        self._n_greetings += 1
-        n = self._n_greetings
-        if n % LOOK_EVERY_GREETINGS == 0 or (n < LOOK_EVERY_GREETINGS and n & (n - 1) == 0):
+        self._n_hellos += 1
+        n = self._n_hellos
+        if n % LOOK_EVERY_HELLOS == 0 or (n < LOOK_EVERY_HELLOS and n & (n - 1) == 0):
             try:
                 if self._store.check([KEY]):
                     self._found = from_here(bytes(self._store.get(KEY)).decode(), os.environ.get("MASTER_ADDR", ""))

@@ -8,7 +8,7 @@ import zmq
 
 from ...store.wire import MAX_FRAMES
 
-TOLD_FIRST: Final = 3
+LOGGED_FIRST: Final = 3
 
 
 def receive_frames(socket: zmq.Socket[Any], n_addresses: int = 0) -> list[bytes]:
@@ -49,9 +49,9 @@ def receive_frames(socket: zmq.Socket[Any], n_addresses: int = 0) -> list[bytes]
     return frames
 
 
-def is_told(number: int) -> bool:
+def is_logged(number: int) -> bool:
     """Whether the `number`-th (from 1) of many similar messages gets a log line.
 
     The first ones do, and then each doubling of their number, so that a broken peer cannot fill a disk.
     """
-    return number <= TOLD_FIRST or number & (number - 1) == 0
+    return number <= LOGGED_FIRST or number & (number - 1) == 0

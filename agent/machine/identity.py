@@ -53,7 +53,7 @@ def _hardware() -> Description:
     description: Description = {
         "nccl_version": nccl_version(),
         "adapters": adapters.described(variables),
-        **nccl_variables.that_count(variables),
+        **nccl_variables.cost_variables(variables),
     }
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())

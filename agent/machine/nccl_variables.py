@@ -43,7 +43,7 @@ def in_effect(environment: Mapping[str, str], system_file: Path = SYSTEM_FILE) -
     return found | {name: value for name, value in environment.items() if name.startswith("NCCL_")}
 
 
-def that_count(variables: Mapping[str, str]) -> dict[str, str]:
+def cost_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables that change what collectives cost, with normalised values."""
     found = {name: variables[name].strip().lower() for name in sorted(COSTS & variables.keys())}
     for name in FILES:

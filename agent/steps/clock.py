@@ -20,7 +20,7 @@ MAX_UNDERWAY: Final = 64
 class Instant(Protocol):
     """A point in the device's time."""
 
-    def has_come(self) -> bool:
+    def is_reached(self) -> bool:
         """Whether the device has reached it."""
 
     def us_since(self, earlier: Any) -> float:
@@ -33,7 +33,7 @@ class Instant(Protocol):
 class TrainingClock(Protocol):
     """The clock of this rank's training."""
 
-    is_trainings: bool
+    training_thread_only: bool
     """Whether only the training thread may read its instants."""
 
     def note(self) -> Instant | None:
@@ -50,7 +50,7 @@ class Reading(NamedTuple):
     now_us: float
     exposed_us: float | None = None
     """Cumulated."""
-    has_come: Callable[[], bool] = _at_once
+    is_reached: Callable[[], bool] = _at_once
 
     def us_since(self, earlier: Reading) -> float:
         """Microseconds since another reading of this clock."""
@@ -66,7 +66,7 @@ class Reading(NamedTuple):
 class WallClock:
     """The machine's monotonic clock; it does not know exposed communication."""
 
-    is_trainings = False
+    training_thread_only = False
 
     def note(self) -> Reading:
         """Now."""
@@ -82,7 +82,7 @@ class DeviceReading(Reading):
 class VirtualClock:
     """The emulated device's clock; its instants are reached as many steps later as the emulation is set to lag."""
 
-    is_trainings = False
+    training_thread_only = False
 
     def __init__(self) -> None:
         from ..nccl.emulated.device import clock
@@ -134,7 +134,7 @@ class EventInstant(NamedTuple):
     device: int
     event: DeviceEvent
 
-    def has_come(self) -> bool:
+    def is_reached(self) -> bool:
         """Whether the device has reached it; False after a device error or while a graph is captured."""
         try:
             return not self.cuda.is_current_stream_capturing() and self.event.query()
@@ -161,7 +161,7 @@ class EventClock:
     Nothing here ever waits for the device.
     """
 
-    is_trainings = True
+    training_thread_only = True
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda

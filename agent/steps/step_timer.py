@@ -67,7 +67,7 @@ class StepTimer:
         """False after a graph was replayed: NCCL does not ask the tuner for calls in graphs."""
         self.pressure: float | None = None
         self._noted: deque[_End] = deque()
-        self._telling = threading.Lock()
+        self._settling = threading.Lock()
         self._last: _End | None = None
         """The newest end that the device has reached; None: unknown."""
         self._epoch = 0
@@ -114,16 +114,16 @@ class StepTimer:
         else:
             self._on_lost()
         self.step += 1
-        if self.clock.is_trainings:
+        if self.clock.training_thread_only:
             self.settle()
         if self._n_observed:
             self._n_observed -= 1
             if self._n_observed == 0:
                 self._set_observing()
 
-    def tell(self) -> None:
+    def settle_from_other_thread(self) -> None:
         """`settle` from another thread; does nothing if only the training thread may read the clock."""
-        if not self.clock.is_trainings:
+        if not self.clock.training_thread_only:
             self.settle()
 
     def settle(self, *, is_last: bool = False) -> None:
@@ -132,18 +132,18 @@ class StepTimer:
         Args:
             is_last: drop the steps whose ends it has not reached.
         """
-        with self._telling:
+        with self._settling:
             while self._noted:
                 end = self._noted[0]
-                has_come = end.instant is None or end.instant.has_come()
-                if not (has_come or is_last):
+                is_reached = end.instant is None or end.instant.is_reached()
+                if not (is_reached or is_last):
                     return
                 self._noted.popleft()
-                began, self._last = self._last, end if has_come else None
+                began, self._last = self._last, end if is_reached else None
                 if end.step:
-                    self._tell_step(began, end)
+                    self._report_step(began, end)
 
-    def _tell_step(self, began: _End | None, end: _End) -> None:
+    def _report_step(self, began: _End | None, end: _End) -> None:
         duration_us, exposed_us = math.nan, None
         if began is not None and began.step == end.step - 1 and self._last is end:
             since, now = began.instant, end.instant

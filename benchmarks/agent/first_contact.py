@@ -130,7 +130,7 @@ class _Plans:
 class _HostClock:
     """What times steps without events: the host's clock. It is held up until the device is at most so far behind."""
 
-    is_trainings = True
+    training_thread_only = True
 
     def __init__(self, device: Device) -> None:
         self._device = device

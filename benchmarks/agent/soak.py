@@ -27,7 +27,7 @@ def rank_main(n_collectives: int) -> None:
     import zerotune.agent.nccl.emulated as emulated
     from benchmarks.agent.soak_worker import collectives
     from zerotune.agent.agreement import Agreement
-    from zerotune.agent.agreement.news import Offered, Unwatched
+    from zerotune.agent.agreement.news import Offered, PollFor
     from zerotune.agent.job_store import open_job_store
     from zerotune.agent.nccl import catalog, library
     from zerotune.store.records import Collective, CommunicatorClass, Plan, PlanRow
@@ -39,7 +39,7 @@ def rank_main(n_collectives: int) -> None:
     rank, n_ranks = dist.get_rank(), dist.get_world_size()
     plugin.set_observing(True)
     agreement = Agreement(open_job_store(), rank, n_ranks, plugin, lambda _: None)
-    agreement.tell(Unwatched(float("inf")))
+    agreement.post(PollFor(float("inf")))
     shape = CommunicatorClass(n_ranks, n_ranks)
     cells = [
         candidate for candidate in catalog.candidates(Collective.all_gather, shape, 8) if not candidate.is_baseline
@@ -54,7 +54,7 @@ def rank_main(n_collectives: int) -> None:
                     PlanRow(shape, collective, None, 1, 2**40, cells[offer % len(cells)])
                     for collective in (Collective.all_gather, Collective.reduce_scatter)
                 )
-                agreement.tell(Offered(Plan(epoch=offer, rows=rows)))
+                agreement.post(Offered(Plan(epoch=offer, rows=rows)))
             adopted = plugin.active_epoch()
             epochs += adopted != epoch
             epoch = adopted

@@ -142,7 +142,7 @@ def test_a_step_that_began_by_another_clock_has_no_time() -> None:
     job.timer.finish()
     job.timer.finish()
     job.timer.clock = EventClock(job.device)
-    job.timer.tell()  # another thread's, which leaves events to the one that trains
+    job.timer.settle_from_other_thread()  # another thread's, which leaves events to the one that trains
     for number in range(3):
         job.step(number, 0)
     assert [one.step for one in job.told] == [1, 3, 4]
@@ -160,7 +160,7 @@ def test_the_emulated_device_is_as_far_behind_as_it_is_told_to_be(host_ahead: in
         device.advance(work_us(number) - 1.0)
         device.wait_until(device.now_us() + 1.0)
         job.timer.finish()
-        job.timer.tell()
+        job.timer.settle_from_other_thread()
         assert len(job.told) == max(0, number - host_ahead)
     clock.reset()
     assert [one.epoch for one in job.told] == [2 + at for at in range(len(job.told))]

@@ -31,7 +31,7 @@ class Counter:
 class Job:
     """A timer whose clock says how many optimizer steps there were."""
 
-    is_trainings = True
+    training_thread_only = True
 
     def __init__(self) -> None:
         self.told: list[StepRecord] = []

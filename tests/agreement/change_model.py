@@ -402,7 +402,7 @@ class Model:
         its.doing = "tidy"
 
     def asks_again(self, outcome: Outcome) -> bool:
-        return outcome.is_given_up or any(Why[why].may_pass for why in outcome.reasons.values())
+        return outcome.is_given_up or any(Why[why].is_temporary for why in outcome.reasons.values())
 
     def carry_out(self, state: State, rank: int, outcome: Outcome) -> None:
         if not state.ranks[rank].members.carry_out(outcome):

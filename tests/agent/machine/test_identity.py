@@ -106,7 +106,7 @@ def test_lists_of_prefixes_are_read_as_nccl_reads_them(name: str, choice: str, i
 
 
 def counted(environment: dict[str, str], system_file: Path = Path("/nowhere")) -> dict[str, str]:
-    return nccl_variables.that_count(nccl_variables.in_effect(environment | {"HOME": "/nowhere"}, system_file))
+    return nccl_variables.cost_variables(nccl_variables.in_effect(environment | {"HOME": "/nowhere"}, system_file))
 
 
 def test_only_variables_that_change_costs_count() -> None:

@@ -34,8 +34,8 @@ class Answer(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def is_there() -> bool:
-    """Whether this node has a service that `knock` would ask; does not connect, so that no daemon is started."""
+def has_service() -> bool:
+    """Whether this node has a service for `request_daemon`; does not connect, so no daemon is started."""
     if _names_another_place():
         return False
     try:
@@ -49,7 +49,7 @@ def _names_another_place() -> bool:
     return bool(os.environ.get(ENV_ENDPOINT) or os.environ.get("ZEROTUNE_RUNTIME_DIR"))
 
 
-def knock(wait_s: float) -> Answer | None:
+def request_daemon(wait_s: float) -> Answer | None:
     """Ask for a daemon. The service also creates the folder of its socket, where `default_endpoint` finds it.
 
     Args:
@@ -75,28 +75,28 @@ def knock(wait_s: float) -> Answer | None:
 
 
 def _listen(door: sockets.socket, wait_s: float) -> Answer | None:
-    heard = b""
+    received = b""
     ends_at_s = time.monotonic() + ADDRESS_TIMEOUT_S
     try:
-        while len(heard) < MAX_ANSWER_BYTES:
-            had_line = b"\n" in heard
+        while len(received) < MAX_ANSWER_BYTES:
+            had_line = b"\n" in received
             door.settimeout(max(0.001, ends_at_s - time.monotonic()))
             if not (part := door.recv(4096)):
                 break
-            heard += part
-            if b"\n" in heard and not had_line:
+            received += part
+            if b"\n" in received and not had_line:
                 ends_at_s = time.monotonic() + wait_s
                 if wait_s <= 0.0:
                     break
     except TimeoutError:
         pass
-    said: dict[str, str] = {}
-    for line in heard.splitlines():
+    fields: dict[str, str] = {}
+    for line in received.splitlines():
         try:
-            said |= msgspec.json.decode(line, type=dict[str, str])
+            fields |= msgspec.json.decode(line, type=dict[str, str])
         except msgspec.DecodeError:
             break  # a line cut short, or not the service
     try:
-        return msgspec.convert(said, Answer) if said else None
+        return msgspec.convert(fields, Answer) if fields else None
     except msgspec.ValidationError:
         return None

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from ..store.foreign.own_python import python_with
-from .reasons import Mark, Reason, say, untuned
+from .reasons import Mark, Reason, print_line, untuned
 
 LOOK_EVERY_S = 0.2
 """Poll interval on kernels without pidfd_open (before 5.3)."""
@@ -27,7 +27,7 @@ def begin(folder: str) -> None:
     Args:
         folder: for the marks of its processes; removed in the end.
     """
-    words = [*python_with("zerotune.agent.vigil"), str(os.getpid()), folder]
+    words = [*python_with("zerotune.agent.exit_watcher"), str(os.getpid()), folder]
     # The shell exits at once, so that the command has no child that it did not start.
     subprocess.run(
         ["/bin/sh", "-c", '"$@" &', "sh", *words],
@@ -43,7 +43,7 @@ def missing(marks: set[str]) -> Reason | None:
         return Reason.no_agent
     if Mark.group.value not in marks:
         return Reason.no_group
-    return Reason.cut_short if Mark.rank_0.value in marks and Mark.told.value not in marks else None
+    return Reason.cut_short if Mark.rank_0.value in marks and Mark.reported.value not in marks else None
 
 
 def _wait(pid: int) -> None:
@@ -67,7 +67,7 @@ def main(pid: int, folder: str) -> None:
         return
     shutil.rmtree(folder, ignore_errors=True)
     if reason is not None:
-        say(untuned(reason, how, where=" on this node"))
+        print_line(untuned(reason, how, where=" on this node"))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def new_context() -> zmq.Context[Any]:
     return zmq.Context()
 
 
-class Line:
+class Connection:
     """Connects one socket to the daemon at an endpoint.
 
     The folder of an `ipc://` socket is kept open, and the socket's path goes through its descriptor. So when ZeroMQ
