@@ -305,7 +305,7 @@ def _tick_problems(environment: Mapping[str, str]) -> list[Finding]:
     if not text or settings.tick_of(text) is not None:
         return []
     remedy = f"the agent reports every {settings.DEFAULT_TICK_MS} ms; give a whole number above 0, or unset it"
-    return [Finding(f"{settings.ENV_TICK_MS}={text} is no number of milliseconds", remedy, fatal=False)]
+    return [Finding(f"{settings.ENV_TICK_MS}={text} is not a number of milliseconds", remedy, fatal=False)]
 
 
 def _nccl_problems() -> list[Finding]:
