@@ -37,7 +37,7 @@ void zt_cycle_release(zt_cycle *cycle) {
 }
 
 uint32_t zt_cycle_follow(zt_cycle_place *place, const zt_cycle *cycle, uint32_t collective, uint64_t message_bytes) {
-  if (place->cycle != cycle) *place = (zt_cycle_place){cycle, 0, true}; /* changes begin where the cycle does */
+  if (place->cycle != cycle) *place = (zt_cycle_place){cycle, 0, true}; /* a change begins at the cycle's first call */
   if (cycle == NULL) return ZT_NO_PHASE;
   const zt_cycle_call *expected = &cycle->calls[place->at];
   if (fits(expected, collective, message_bytes)) {

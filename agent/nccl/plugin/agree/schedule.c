@@ -18,9 +18,9 @@ typedef struct {
 
 struct zt_schedule {
   zt_schedule *next_retired;
-  uint64_t retired_at; /* calls that had begun then */
+  uint64_t retired_at; /* number of calls that had begun */
   uint32_t n_stages;
-  stage stages[]; /* by from_call; before the first one: the plan of the whole process */
+  stage stages[]; /* by from_call; calls before the first stage run under the plan of the whole process */
 };
 
 static zt_plan_table *prepared[ZT_MAX_STAGES]; /* under the registry's lock */
@@ -45,7 +45,7 @@ static void wait_until(zt_agreed *agreed, uint64_t call, uint64_t until_ns) {
   pthread_mutex_lock(&outcome_lock);
   atomic_fetch_add(&n_waiting, 1);
   while (must_wait(agreed, call) && now_ns() < until_ns) {
-    struct timespec soon; /* on the wall's clock, which may jump: so in slices */
+    struct timespec soon; /* waits in slices, since this clock may jump */
     clock_gettime(CLOCK_REALTIME, &soon);
     soon.tv_sec += 1;
     pthread_cond_timedwait(&outcome_is_known, &outcome_lock, &soon);
@@ -80,7 +80,7 @@ static const stage *stage_at(const zt_schedule *schedule, uint64_t call) {
 zt_turn zt_turn_begin(zt_agreed *agreed, uint32_t collective, uint64_t message_bytes) {
   const uint64_t call = zt_history_add(&agreed->history, collective, message_bytes);
   if (__builtin_expect(must_wait(agreed, call), 0)) await_outcome(agreed, call);
-  /* In one order with the call's number, by which old schedules are freed. */
+  /* Sequentially consistent with the call's number, by which old schedules are freed. */
   const zt_schedule *schedule = atomic_load(&agreed->schedule);
   const stage *in_force = schedule == NULL ? NULL : stage_at(schedule, call);
   if (in_force == NULL) return (zt_turn){NULL, ZT_NO_PHASE, false};
@@ -126,7 +126,7 @@ static void retire(zt_agreed *agreed, zt_schedule *old) {
   agreed->retired = old;
 }
 
-/* `schedule` is in force, if any, and calls pass. Returns false if a call gave up before. */
+/* Put `schedule`, unless NULL, in force, and let calls pass. Returns false if a call has given up waiting. */
 static bool tell(zt_agreed *agreed, zt_schedule *schedule) {
   zt_schedule *old = NULL;
   pthread_mutex_lock(&outcome_lock);
@@ -228,7 +228,7 @@ uint64_t zerotune_promise(uint64_t owner, uint64_t lead_calls) {
     if (atomic_load(&agreed->history.n_calls) < wanted)
       promise = wanted;
     else
-      (void)tell(agreed, NULL); /* passed meanwhile */
+      (void)tell(agreed, NULL); /* a call has passed it meanwhile */
   }
   zt_registry_unlock();
   return promise;

@@ -4,7 +4,7 @@
 #include <stdbool.h>
 
 #define N_PAIRS 32768u
-#define MARK UINT64_C(0xA5C3) /* in the 16 bits that addresses leave alone */
+#define MARK UINT64_C(0xA5C3) /* in the upper 16 bits, which addresses do not use */
 #define NUMBER UINT64_C(0xFFFFFFFFFFFF)
 
 typedef struct {

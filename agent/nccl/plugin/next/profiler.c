@@ -13,7 +13,7 @@
 
 #define MAX_COMMUNICATORS 4096
 
-/* Of `init` the one of its version is there. */
+/* One of v3, v4 and v5 is set. */
 typedef struct {
   int abi;
   const char *name;
@@ -60,7 +60,7 @@ static next_profiler described(int abi, const void *table) {
   return its;
 }
 
-/* From v5 on events are told alike but for what was added; v4's differ in their heads, v3's altogether. */
+/* From v5 on later versions only add to events. v4's events have other heads and can be made from v5's; v3's differ. */
 static bool can_be_told(int abi, int newest_abi) { return abi == newest_abi || (abi >= 4 && newest_abi >= 5); }
 
 static void find(int newest_abi) {
@@ -105,7 +105,7 @@ static zt_both *take(zt_communicator *communicator) {
   return NULL;
 }
 
-/* Events that this version knows: NCCL's own adapters leave out what came later. */
+/* Events of this version; NCCL's own adapters do not pass later ones. */
 static int known_events(int abi) { return abi <= 4 ? 0xFF : abi == 5 ? 0xFFF : abi == 6 ? 0x7FFF : -1; }
 
 static nccl_result init(const next_profiler *its, void **context, int *mask, const zt_profiler_start *start) {
@@ -160,7 +160,7 @@ zt_both *zt_both_of(void *handed) {
 
 /* ---- events ---- */
 
-/* What leads NCCL to tell of a type: it tells of an event's ancestors, too. */
+/* The mask bits for which NCCL reports a type: it also reports the ancestors of an event. */
 static uint64_t asked_by(uint64_t type) {
   enum { GROUP = 1, COLL = 2, P2P = 4, PROXY_OP = 8, PROXY_STEP = 16, KERNEL_CHANNEL = 64, NET_PLUGIN = 128 };
   enum { COLL_API = 512, P2P_API = 1024, COPY = 4096 | 8192 | 16384 };
@@ -189,7 +189,7 @@ static uint64_t asked_by(uint64_t type) {
   }
 }
 
-/* Parents are handed on as the other's own handles. */
+/* Parents are passed as the next profiler's own handles. */
 static nccl_result start_v4_of_v5(const next_profiler *its, void *context, void **handle, const nccl_event_v5 *event) {
   nccl_event_v4 narrow;
   memcpy((char *)&narrow + offsetof(nccl_event_v4, parent), (const char *)event + offsetof(nccl_event_v5, parent),
@@ -220,7 +220,7 @@ void *zt_next_profiler_begin(int abi, const zt_both *both, void *handed, void *e
   void **parent = (void **)((char *)event + offsetof(nccl_event_v3, parent));
   void *const given = *parent, *context = both != NULL ? both->context : handed;
   *parent = zt_pair_of_handle(given).theirs;
-  /* up to v4 NCCL tells of no collective whose group has no handle */
+  /* up to v4 NCCL reports no collective whose group has no handle */
   const bool is_without_group = abi <= 4 && (type == NCCL_PROFILE_COLL || type == NCCL_PROFILE_P2P) && *parent == NULL;
   void *theirs = NULL;
   nccl_result result = NCCL_SUCCESS;

@@ -1,4 +1,4 @@
-/* Which table of the other library, if any. */
+/* Finds the next tuner's table of functions. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@ static bool has_looked, is_there;
 static zt_next_tuner found;
 static _Atomic(const char *) its_name;
 
-/* Every version begins with its name; where the other is ours again, there is no other. */
+/* Every version begins with a name. zerotune's own plugin does not count as a next tuner. */
 static const void *table_of(void *library, int abi) {
   char symbol[32];
   (void)snprintf(symbol, sizeof symbol, "ncclTunerPlugin_v%d", abi);

@@ -22,7 +22,7 @@ typedef struct {
 
 struct zt_plan_table {
   _Alignas(64) _Atomic uint32_t version; /* odd = being rebuilt */
-  uint32_t n_owners;                     /* schedules that name it, under the registry's lock */
+  uint32_t n_owners;                     /* references by schedules, under the registry's lock */
   _Atomic uint32_t epoch;
   _Atomic uint32_t gathers_after_step;
   _Atomic uint16_t group[ZT_MAX_CLASSES][8][8]; /* [class][collective][phase]: 1 + group, 0 = no rows */
@@ -32,7 +32,7 @@ struct zt_plan_table {
 
 static zt_plan_table tables[2];
 
-/* bit 0: the active table; bit 1: the other one is loaded, with its epoch in the upper half */
+/* bit 0: the active table; bit 1: the inactive table is loaded, with its epoch in the upper half */
 static _Atomic uint64_t plan_state;
 #define STAGED 2u
 
@@ -46,8 +46,8 @@ static uint32_t octave_of(uint64_t bytes) { return 63u - (uint32_t)__builtin_clz
 
 /* ---- reading ---- */
 
-/* Last row of the run that starts at or below `bytes`. Torn values can come in while the table is
- * rebuilt; masks keep them inside the table, the version check discards what they lead to. */
+/* Last row of the run that starts at or below `bytes`. Values may be torn while the table is rebuilt:
+ * masks keep indices inside the table, and the version check discards the result. */
 static const table_row *row_at(const zt_plan_table *table, uint32_t run, uint64_t bytes) {
   uint32_t first = run >> 16, count = run & 0xFFFFu;
   while (count > 1) {
@@ -101,8 +101,7 @@ zt_choice zt_plan_lookup(uint32_t class_index, uint32_t collective, uint64_t mes
 
 /* ---- loading ---- */
 
-/* Cells that NCCL has for a collective, by algorithm * 3 + protocol; which of them this fabric has is
- * for the cost table to say. */
+/* Cells that NCCL has for a collective, by algorithm * 3 + protocol; this fabric's are in the cost table. */
 static uint32_t legal_cells(uint32_t collective) {
 #define CELL(algorithm, protocol) (1u << ((algorithm) * NCCL_N_PROTOCOLS + (protocol)))
 #define EVERY_PROTOCOL(algorithm) (7u << ((algorithm) * NCCL_N_PROTOCOLS))
@@ -122,7 +121,7 @@ static uint32_t legal_cells(uint32_t collective) {
 #undef EVERY_PROTOCOL
 }
 
-/* In-network algorithms keep NCCL's own: their buffers are not those that NCCL caps a tuner's size to. */
+/* In-network algorithms keep NCCL's own size: NCCL caps a tuner's size to other buffers than theirs. */
 static bool is_legal_chunk(const zt_plan_row *row) {
   if (row->chunk_kib == 0) return true;
   const bool takes_it = row->algorithm == ZT_NO_OPINION || zt_takes_chunk_size(row->algorithm);
@@ -233,7 +232,7 @@ int zerotune_plan_load(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch,
   pthread_mutex_lock(&loading);
   const int fault = check_and_sort(rows, n_rows);
   if (fault == 0) {
-    /* From here on no flip can succeed, so that the inactive table is this thread's alone. */
+    /* No flip can succeed until the end: the inactive table belongs to this thread. */
     const uint64_t state = atomic_fetch_and(&plan_state, 1u) & 1u;
     write_table(&tables[1u - state], n_rows, epoch, gathers_after_step);
     atomic_store(&plan_state, (uint64_t)epoch << 32 | STAGED | state);

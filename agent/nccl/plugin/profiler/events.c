@@ -26,15 +26,15 @@ typedef struct {
 typedef struct {
   _Atomic uint64_t tag; /* generation << 8 | one of the above */
   _Atomic uint64_t start_ns;
-  _Atomic uint64_t stop_ns; /* NO_TIME until told */
+  _Atomic uint64_t stop_ns; /* NO_TIME until it is reported */
 } channel_slot;
 
-/* Of those members of a run that are over; an event alone is a run of one */
+/* Sums over the members of a run that are over; a single event is a run of one */
 typedef struct {
   _Atomic uint64_t bytes;
   _Atomic uint64_t first_start_ns, last_stop_ns;
   _Atomic uint64_t channels[N_CHANNELS / 64]; /* a bit each */
-  _Atomic uint32_t sources; /* a bit for each TimingSource; TIMING_NONE: times were not all told, or impossible */
+  _Atomic uint32_t sources; /* a bit for each TimingSource; TIMING_NONE: some times are missing or impossible */
 } fused_run;
 
 typedef struct {
@@ -42,13 +42,13 @@ typedef struct {
   _Alignas(64) _Atomic uint64_t pending;
   _Atomic uint64_t host_part; /* generation << 8 | 1 when over */
   _Atomic uint64_t kernel_part;
-  _Atomic uint64_t n_started, n_stopped; /* generation << 32 | channels; started: where it is not certain how many */
+  _Atomic uint64_t n_started, n_stopped; /* generation << 32 | channels; n_started: only if not `is_certain` */
   _Atomic uint64_t group;
   _Atomic uint32_t n_expected; /* channels */
-  _Atomic bool is_certain;     /* of that */
-  _Atomic bool is_mixed, is_told, is_late, is_followed; /* by a kernel of another group */
-  _Atomic uint64_t earlier;                    /* the event before it on the communicator */
-  _Atomic(const void *) judged;                /* as in `start`, for NCCL's thread: it may read while the event is taken anew */
+  _Atomic bool is_certain;     /* `n_expected` is exact */
+  _Atomic bool is_mixed, is_told, is_late, is_followed; /* followed by a kernel of another group */
+  _Atomic uint64_t earlier;     /* the previous event of the communicator */
+  _Atomic(const void *) judged; /* as in `start`; atomic, since NCCL's thread may read it while the event is reused */
   _Atomic uint64_t number;
   fused_run run;
   _Atomic uint32_t next_free; /* 1 + index */
@@ -60,7 +60,7 @@ typedef struct {
 
 static event pool[N_EVENTS];
 static _Atomic uint64_t free_list;   /* uses << 32 | 1 + index of the first free event that was used before */
-static _Atomic uint32_t n_ever_used; /* events beyond were never used */
+static _Atomic uint32_t n_ever_used; /* later events were never used */
 static _Atomic uint64_t n_timed, n_lost, n_abandoned, n_impossible, n_inseparable;
 
 #define READ(word) atomic_load_explicit(&(word), memory_order_acquire)
@@ -82,7 +82,7 @@ static uint32_t generation_of(zt_handle handle) { return (uint32_t)(handle >> 32
 
 static uint32_t parts(uint64_t pending) { return (uint32_t)pending; }
 
-/* The event while it is in use and the handle is of this use; else NULL. */
+/* The event, if it is in use and the handle is of this use; else NULL. */
 static event *event_of(zt_handle handle) {
   const uint64_t index = handle & 0xFFFFu;
   if (index == 0 || index > N_EVENTS) return NULL;
@@ -95,7 +95,7 @@ static channel_slot *channel_of(event *its, zt_handle handle) {
   return &its->channels[((handle >> 16 & 0xFFu) - 1) % N_CHANNELS];
 }
 
-/* Count one more channel of this generation; returns how many now, 0 when the event is another's. */
+/* Count one more channel of this generation; returns their number, 0 if the event has another generation. */
 static uint32_t count_up(_Atomic uint64_t *count, uint32_t generation) {
   uint64_t now = READ(*count);
   do {
@@ -127,7 +127,7 @@ static void give_back(event *its) {
 
 /* ---- the end of an event ---- */
 
-/* True where all channels are timed, and by one clock. */
+/* Whether all channels are timed, and by one clock. */
 static bool kernel_times(event *its, uint32_t generation, zt_channel_times *times, uint64_t *channels, uint8_t *source) {
   *times = (zt_channel_times){.first_start_ns = UINT64_MAX, .first_stop_ns = UINT64_MAX};
   const bool is_certain = its->start.channels_are_certain;
@@ -155,7 +155,7 @@ static bool kernel_times(event *its, uint32_t generation, zt_channel_times *time
   return n_untimed == 0 && (n_gpu == 0) != (n_cpu == 0) && times->last_stop_ns >= times->first_start_ns;
 }
 
-/* Works of a fused run may follow each other on one channel while others are done. */
+/* Channels of one work run at the same time, except in a fused run, whose works may follow each other on a channel. */
 static bool is_impossible(const event *its, const zt_channel_times *times, uint8_t source) {
   if (source != TIMING_GPU_KERNEL) return false;
   const bool never_ran_together =
@@ -234,7 +234,7 @@ static void report(event *its, bool host_is_over) {
 
 static void part_is_gone(event *its, uint32_t generation);
 
-/* All parts are over, or the communicator is gone: the caller alone owns the event. */
+/* All parts are over, or the communicator is being destroyed: the caller owns the event. */
 static void finish(event *its, uint32_t generation) {
   const zt_handle run = its->start.run;
   event *whole = run != 0 ? event_of(run) : its; /* NULL: abandoned */
@@ -253,7 +253,7 @@ static void part_is_gone(event *its, uint32_t generation) {
   if (parts(pending) == 1) finish(its, generation);
 }
 
-/* One part is over: by the first caller that says so for this generation. */
+/* One part is over; only the first call for this generation counts. */
 static void part_is_over(event *its, _Atomic uint64_t *part, uint32_t generation) {
   uint64_t open = (uint64_t)generation << 8;
   if (atomic_compare_exchange_strong(part, &open, open | 1)) part_is_gone(its, generation);
@@ -261,7 +261,7 @@ static void part_is_over(event *its, _Atomic uint64_t *part, uint32_t generation
 
 /* ---- events ---- */
 
-/* One more member, as long as the run's first one is still there. */
+/* Add a member, if the run's first member is still in use. */
 static bool join(zt_handle run) {
   event *whole = event_of(run);
   if (whole == NULL) return false;
@@ -318,9 +318,9 @@ static void host_stop(zt_handle handle) {
   part_is_over(its, &its->host_part, generation_of(handle));
 }
 
-/* NCCL launches a communicator's kernels one after the other, and looks at all that it has launched in turns. What it has
- * not told of an earlier one by now it never will: it drops a channel whose start and end both came between two of its
- * looks (2.27 to 2.30: src/transport/profiler.cc). Without its time that one is over; else it would hold its event for good. */
+/* NCCL launches a communicator's kernels one after another, and polls all of them in turn. It drops a channel whose
+ * start and end both fall between two polls (2.27 to 2.30: src/transport/profiler.cc). So once a later kernel has
+ * ended, it reports nothing more of earlier ones: they are over without times, so that their events can be reused. */
 static void kernel_is_over(event *its, uint32_t generation) {
   for (zt_handle handle = READ(its->earlier); event_of(handle) != NULL;) {
     event *earlier = event_of(handle);
@@ -331,7 +331,8 @@ static void kernel_is_over(event *its, uint32_t generation) {
   part_is_over(its, &its->kernel_part, generation);
 }
 
-/* Where the number of its channels is not known. */
+/* Ends a kernel whose number of channels is unknown, if another group's kernel has started and all its channels that
+ * have started are over. */
 static void settle(event *its, uint32_t generation) {
   const uint64_t stopped = READ(its->n_stopped);
   const bool may_be_over = READ(its->is_followed) && !READ(its->is_certain);
@@ -363,8 +364,8 @@ zt_handle zt_channel_begin(zt_handle handle, uint32_t channel, bool has_gpu_time
   if (!READ(its->is_certain)) count_up(&its->n_started, generation);
   if (!atomic_exchange(&its->is_told, true)) {
     const void *judged = READ(its->judged);
-    const uint64_t number = READ(its->number); /* set where `judged` is */
-    if (event_of(handle) == NULL) return 0;    /* those may be of the event's next use */
+    const uint64_t number = READ(its->number); /* 0 without `judged` */
+    if (event_of(handle) == NULL) return 0;    /* the event is reused: both may be of its next use */
     if (number != 0 && has_gpu_time) zt_shifts_started(judged, number, gpu_ns);
     if (number != 0 && zt_shifts_are_late(judged, number)) WRITE(its->is_late, true);
     settle_earlier(its);

@@ -7,18 +7,19 @@
 #include "../plan/shared_state.h"
 #include "../zerotune_plugin.h"
 
-#define N_MASKS 64 /* one in practice: NCCL has a single mask, a stand-in may have one per communicator */
+#define N_MASKS 64 /* NCCL has a single mask; the emulated NCCL may have one per communicator */
 
 static struct {
   int *mask;
   const int *last_mask;
   int events;
-  int always; /* of those, what stays on while not observing */
-  int theirs; /* another profiler's, which may write it at any time */
+  int always; /* events of these that stay on while not observing */
+  int theirs; /* the next profiler's, which may write it at any time */
   int n_users;
 } masks[N_MASKS];
 
-/* Init, finalize and the switch only. A mask may be freed after finalize: the switch writes none that is going. */
+/* Taken by init, finalize and the setters. A mask may be freed after finalize, so the setters must not write it then.
+ * */
 static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 
 static void write_mask(int *mask, int events) { __atomic_store_n(mask, events, __ATOMIC_RELAXED); }
@@ -29,7 +30,7 @@ static void write_joined(int i) {
   write_mask(masks[i].mask, ours | __atomic_load_n(&masks[i].theirs, __ATOMIC_RELAXED));
 }
 
-/* Its own of before, so that the other's int stays the same; else one that nobody uses; -1 = none. */
+/* The mask's earlier entry, so that the next profiler's int stays the same; else an unused entry; -1 = none. */
 static int entry_for(const int *mask) {
   int chosen = -1;
   for (int i = N_MASKS - 1; i >= 0; i--) {

@@ -1,9 +1,8 @@
-/* The profiler plugin: ABI versions 3 to 7 over one body; older ones tell no times of kernels.
+/* The profiler plugin: ABI versions 3 to 7 over one body; older versions report no times of kernels.
  *
- * Only collectives, their kernel channels and (v6 and newer) those of copy engines are asked for. NCCL
- * tells of sends, too, where it tells of kernel channels. NCCL 2.27 and older start a
- * collective's event only under a group event whose handle is not NULL, so every event that is not
- * followed still gets a handle, one that leads nowhere.
+ * It asks for collectives, their kernel channels and (v6 and newer) collectives of copy engines only. With kernel
+ * channels NCCL also reports sends. NCCL 2.27 and older start a collective's event only under a group event whose
+ * handle is not NULL. So an event that is not followed gets a handle, too, which is not of the pool.
  */
 #include "../nccl_abi.h"
 #include "../next/handles.h"
@@ -19,31 +18,31 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* handles of what is not followed */
+/* handles of events that are not followed */
 #define UNTRACKED ((zt_handle)0xFFFF)
-#define CAPTURED ((zt_handle)0xFFFE) /* an API call under CUDA-graph capture: v5 and newer tell */
-#define GROUP_MARK 0xFFFDu           /* below a running number: groups are told apart by it */
-#define CALL_MARK 0xFFFCu            /* below the microsecond of an API call: v7 */
+#define CAPTURED ((zt_handle)0xFFFE) /* an API call under CUDA-graph capture, from v5 on */
+#define GROUP_MARK 0xFFFDu           /* in the low bits, below the group's number */
+#define CALL_MARK 0xFFFCu            /* in the low bits, below the microsecond of an API call: v7 */
 
 /* ---- one collective, whatever the version ---- */
 
 typedef struct {
   uint64_t sequence;
-  uint64_t count; /* all_gather, broadcast: bytes per rank; the others: elements */
+  uint64_t count; /* all_gather, broadcast: bytes per rank; other collectives: elements */
   uint8_t collective, datatype, algorithm, protocol;
   uint32_t n_channels;
   uint32_t rank;
   bool channels_are_certain;
   uint64_t group;
-  bool tells_capture; /* v5 and newer: then `flags` has ZT_FLAG_CAPTURED where it is one */
+  bool tells_capture; /* v5 and newer: `flags` has ZT_FLAG_CAPTURED for a capture */
   bool is_symmetric;
   int abi;
-  uint64_t called_us; /* 0 = not known */
+  uint64_t called_us; /* 0 = unknown */
   uint8_t flags;
 } seen;
 
-/* NCCL's nBytes: total over ranks for all_gather and reduce_scatter. NCCL hands all_gather and
- * broadcast to its kernels as bytes, so that their count is in bytes whatever the datatype. */
+/* NCCL's nBytes: total over ranks for all_gather and reduce_scatter. NCCL passes all_gather and broadcast to its
+ * kernels as bytes, so their count is in bytes. */
 static uint64_t total_bytes(const seen *coll, uint32_t n_ranks) {
   switch (coll->collective) {
   case NCCL_ALL_GATHER:
@@ -57,7 +56,7 @@ static uint64_t total_bytes(const seen *coll, uint32_t n_ranks) {
   }
 }
 
-/* A window that closes between decision and launch leaves no decision behind, which tells nothing. */
+/* No decision does not mean a bypass if observation was turned on or off between decision and launch. */
 static enum zt_passage passage_of(const seen *coll, bool has_decision) {
   if (coll->is_symmetric) return ZT_SYMMETRIC;
   if (has_decision || coll->flags & ZT_FLAG_CAPTURED) return ZT_DECIDED;
@@ -65,13 +64,13 @@ static enum zt_passage passage_of(const seen *coll, bool has_decision) {
   return coll->tells_capture && zt_read(&zt_shared.observing) ? ZT_UNKNOWN_PASSAGE : ZT_DECIDED;
 }
 
-/* NCCL does not say how many CollNet uses, nor multi-node NVLS, which runs as it: it says 0. Symmetric kernels have none. */
+/* NCCL reports 0 channels for CollNet and multi-node NVLS, which runs as CollNet. Symmetric kernels have none. */
 static uint32_t channels_to_expect(const seen *coll) {
   const bool is_untold = coll->n_channels == 0 && coll->algorithm < NCCL_MAX_ALGORITHMS && !coll->is_symmetric;
   return is_untold ? NCCL_MAX_CHANNELS : coll->n_channels;
 }
 
-/* What NCCL was told for a call. A graph's replay keeps the chunk size of its capture, which is unknown here. */
+/* The chunk size given to NCCL. A graph's replay keeps that of its capture, which is unknown here. */
 static uint32_t chunk_bytes_of(const zt_communicator *communicator, const seen *coll) {
   if (!communicator->chunks.is_asked) return 0;
   if (coll->flags & ZT_FLAG_CAPTURED) return ZT_UNKNOWN_CHUNK;
@@ -84,9 +83,8 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
   const uint64_t bytes = total_bytes(coll, zt_class_n_ranks(its_class));
   if (bytes == 0) return UNTRACKED;
 
-  /* The tuner was not asked where no algorithm of its table runs (symmetric kernels), nor for a graph's
-   * replay. That must not use a decision up either: a callback thread tells of it while the training thread
-   * may be deciding. */
+  /* The tuner was not asked for kernels outside its table (symmetric kernels), nor for a graph's replay. A replay must
+   * not consume a decision: a callback thread reports it while the training thread may be deciding. */
   const bool was_asked =
       coll->algorithm < NCCL_MAX_ALGORITHMS && !coll->is_symmetric && !(coll->flags & ZT_FLAG_CAPTURED);
   zt_decided decided = {0};
@@ -96,7 +94,7 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
     const uint32_t agreed = atomic_load_explicit(&communicator->agreed.epoch, memory_order_relaxed);
     decided.epoch = agreed > here.epoch ? agreed : here.epoch;
     decided.phase = here.phase;
-    decided.message_bytes = bytes; /* flags stay 0: a capture's or NCCL's own choice */
+    decided.message_bytes = bytes; /* flags are 0: a capture's or NCCL's own choice */
   }
   const enum zt_passage passage = passage_of(coll, decided.number != 0);
   if (passage != ZT_DECIDED) decided.flags |= ZT_FLAG_PASSED_BY;
@@ -123,7 +121,7 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
                  .memory_pressure = zt_memory_pressure(),
                  .step = zt_read(&zt_shared.step),
                  .chunk_bytes = chunk_bytes_of(communicator, coll)},
-      .its_class = coll->is_symmetric ? NULL : its_class, /* their channels are no measure of the others' */
+      .its_class = coll->is_symmetric ? NULL : its_class, /* their channels say nothing about the class */
       .owner = communicator->owner,
       .group = coll->group,
       .run = is_of_run ? kernel->event : 0,
@@ -209,14 +207,14 @@ static zt_handle begin_v4(zt_communicator *communicator, const nccl_coll_v4 *col
                                      .flags = call == CAPTURED ? ZT_FLAG_CAPTURED : 0});
 }
 
-/* What a rank sends is counted: what it receives another has sent. */
+/* Counts sends only: each receive is another rank's send. */
 static void count_message(const zt_communicator *communicator, const nccl_p2p_v4 *p2p) {
   (void)zt_shifts_enqueued(communicator);
   if (p2p->function != NULL && p2p->function[0] == 'S')
     zt_passage_add(ZT_POINT_TO_POINT, p2p->count * zt_datatype_bytes(zt_datatype_named(p2p->datatype)));
 }
 
-/* Copies have no kernel that could be timed. */
+/* Copies have no kernel to time. */
 static void count_copy(const zt_communicator *communicator, const nccl_ce_coll_v6 *copy) {
   const zt_class *its_class = atomic_load_explicit(&communicator->its_class, memory_order_relaxed);
   if (its_class == NULL) return;
@@ -224,7 +222,7 @@ static void count_copy(const zt_communicator *communicator, const nccl_ce_coll_v
   zt_passage_add(ZT_COPY_ENGINE, rank_bytes * zt_class_n_ranks(its_class));
 }
 
-/* A GPU that does not write the globaltimer leaves 0; a stand-in's clock may start there. */
+/* 0 = the GPU does not write the globaltimer, but a valid time of the emulated NCCL's clock. */
 static zt_handle begin_channel_v4(const void *parent, const nccl_kernel_channel_v4 *channel) {
   const bool has_gpu_time = channel->start_ns != 0 || zt_read(&zt_shared.timing_source_override) != 0;
   return begin_channel(parent, channel->channel, has_gpu_time, channel->start_ns);
@@ -262,8 +260,8 @@ static nccl_result start_v5(void *context, void **handle, nccl_event_v5 *event) 
   return NCCL_SUCCESS;
 }
 
-/* What another profiler asks for, or NCCL must count, comes when ours is not observing, too. Channels follow their
- * collective to its end. */
+/* Events that the next profiler asks for, or that NCCL must count, also come while zerotune's is not observing.
+ * Channels are followed to the end of their collective. */
 static bool is_ours_to_follow(uint64_t type, const void *parent) {
   if (type == NCCL_PROFILE_KERNEL_CHANNEL) return parent != NULL;
   if (!zt_read(&zt_shared.observing)) return false;
@@ -292,11 +290,11 @@ static nccl_result start_v7(void *context, void **handle, nccl_event_v7 *event) 
   return NCCL_SUCCESS;
 }
 
-/* ---- beside another profiler ---- */
+/* ---- with a next profiler ---- */
 
 typedef nccl_result (*start_function)(void *context, void **handle, void *event);
 
-/* An API call of which ours knows nothing was long ago: a graph's capture. */
+/* An API call whose handle is invalid by now was long ago: a graph's capture. */
 static void *parent_for_ours(int abi, uint64_t type, void *given) {
   const zt_handle ours = zt_pair_of_handle(given).ours;
   return pointer(ours == 0 && given != NULL && abi >= 5 && type == NCCL_PROFILE_COLL ? CAPTURED : ours);
@@ -312,7 +310,8 @@ static zt_handle start_ours(int abi, zt_both *both, void *event, uint64_t type, 
   return handle_in(made);
 }
 
-/* A group needs some handle. That an API call has one of ours tells that it is no capture, which may be of long ago. */
+/* A group needs a handle. An API call that is no capture gets one, too: without a handle it would count as a capture.
+ * */
 static bool is_worth_a_handle(zt_handle ours, uint64_t type, const void *theirs) {
   if (type == NCCL_PROFILE_COLL_API) return ours == UNTRACKED || is_call(ours) || theirs == NULL;
   return ours != UNTRACKED || (type == NCCL_PROFILE_GROUP && theirs == NULL);
@@ -382,7 +381,7 @@ static nccl_result attach(const zt_profiler_start *start, uint32_t rank, void **
   if (communicator == NULL) return NCCL_SUCCESS;
   communicator->mask = start->mask;
   if (start->abi >= 4) zt_shifts_watch(communicator);
-  /* After one call that was not asked for, each channel's times would be those of some earlier call. */
+  /* After one kernel whose events were not asked for, NCCL would report each channel's times of an earlier kernel. */
   zt_mask_add(start->mask, NCCL_PROFILE_COLL | NCCL_PROFILE_KERNEL_CHANNEL |
                                (start->abi >= 6 ? NCCL_PROFILE_CE_COLL : 0),
               start->abi >= NCCL_COUNTS_WHAT_IS_ASKED_FOR ? NCCL_PROFILE_KERNEL_CHANNEL : 0);

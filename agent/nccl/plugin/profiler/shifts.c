@@ -6,26 +6,26 @@
 
 #include "events.h"
 
-#define N_WATCHED 64u         /* communicators beyond are not judged */
-#define DRIFT_SHIFT 10u       /* clocks drift apart by less than 2^-10, slewed by NTP */
+#define N_WATCHED 64u         /* further communicators are not checked */
+#define DRIFT_SHIFT 10u       /* clocks drift apart by less than 2^-10 while NTP adjusts one */
 #define SLACK_NS 100000       /* far above the steps of the GPU's clock */
 #define NOT_HEARD INT64_MAX
 #define RING_WORKS 64u
-#define MOMENT_NS 100000 /* NCCL's thread looks more often */
-#define MOST_IDLE_MOMENTS 2000 /* in which nothing is told; counted, since a busy machine makes each longer */
+#define MOMENT_NS 100000 /* NCCL's thread polls more often */
+#define MOST_IDLE_MOMENTS 2000 /* without a report; counted, since a busy machine makes each longer */
 
 static struct {
   _Atomic(const void *) communicator; /* NULL = free */
-  _Atomic int64_t lead_ns;            /* of the CPU's clock over the GPU's: at most this */
-  _Atomic uint64_t heard_ns;          /* when that was known */
+  _Atomic int64_t lead_ns;            /* upper bound of the CPU's clock minus the GPU's */
+  _Atomic uint64_t heard_ns;          /* CPU time of that bound */
   _Atomic bool is_shifted;
   _Atomic uint64_t n_launched, n_told; /* channels */
   _Atomic uint64_t n_works;
-  _Atomic uint64_t usual_ns; /* that a work takes */
-  _Atomic bool is_behind;    /* NCCL's thread */
+  _Atomic uint64_t usual_ns; /* duration of a work */
+  _Atomic bool is_behind;    /* NCCL's thread is late */
 } watched[N_WATCHED];
 
-static _Atomic bool is_silent; /* a communicator was waited for in vain, and nothing was told of any since */
+static _Atomic bool is_silent; /* waiting for a communicator was in vain, and NCCL has reported nothing since */
 
 #define READ(word) atomic_load_explicit(&(word), memory_order_relaxed)
 #define WRITE(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
@@ -94,7 +94,7 @@ void zt_shifts_took(const void *communicator, uint64_t duration_ns) {
   WRITE(watched[i].usual_ns, usual_ns == 0 ? duration_ns : usual_ns - usual_ns / RING_WORKS + duration_ns / RING_WORKS);
 }
 
-/* How long the calling thread did not run since it last asked; it looks for works all the time. */
+/* Time that the calling thread, which polls for works all the time, did not run since its last call. */
 static uint64_t away_ns(void) {
   static _Thread_local uint64_t asked_ns, ran_ns;
   struct timespec ran;
@@ -106,7 +106,7 @@ static uint64_t away_ns(void) {
   return passed_ns > its_ns ? passed_ns - its_ns : 0;
 }
 
-/* How much later than the least that was seen NCCL tells now of a start at `gpu_ns`. */
+/* How much later than at best NCCL reports a start at `gpu_ns` now. */
 static uint64_t lag_ns(int i, uint64_t gpu_ns) {
   const uint64_t now_ns = zt_cpu_ns();
   const int64_t told_ns = (int64_t)(now_ns - gpu_ns), known_ns = lead_at(i, now_ns);

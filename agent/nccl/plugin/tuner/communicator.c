@@ -16,7 +16,7 @@ static zt_counters of_the_dead;
 #define READ(word) atomic_load_explicit(&(word), memory_order_relaxed)
 #define WRITE(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
 
-/* What pthread_self() gives is given again once its thread is gone. */
+/* pthread_self() would not do: its values are reused. */
 static uint64_t this_thread(void) {
   static _Atomic uint64_t n_threads;
   static _Thread_local uint64_t number;
