@@ -21,8 +21,8 @@ typedef struct zt_schedule zt_schedule;
 
 typedef struct {
   zt_history history;
-  _Atomic uint64_t n_left;  /* calls that have been decided */
-  _Atomic uint64_t promise; /* calls from this number on wait until the outcome is known */
+  _Atomic uint64_t n_decided; /* calls that have been decided */
+  _Atomic uint64_t promise;   /* calls from this number on wait until the outcome is known */
   _Atomic(zt_schedule *) schedule; /* NULL = the plan of the whole process */
   zt_schedule *retired;            /* under the registry's lock */
   _Atomic uint32_t epoch;          /* of the latest call */
@@ -36,12 +36,12 @@ typedef struct {
   const zt_plan_table *table; /* NULL = the plan of the whole process */
   uint32_t phase;             /* by the communicator's history; ZT_NO_PHASE = unknown */
   bool is_off_cycle;          /* the plan has rows by phase, and this call's phase is unknown */
-} zt_turn;
+} zt_call_plan;
 
 void zt_agreed_init(zt_agreed *agreed);
 /* Counts the call. Waits if the call is promised and the outcome unknown. */
-zt_turn zt_turn_begin(zt_agreed *agreed, uint32_t collective, uint64_t message_bytes);
-void zt_turn_end(zt_agreed *agreed);
+zt_call_plan zt_call_begin(zt_agreed *agreed, uint32_t collective, uint64_t message_bytes);
+void zt_call_end(zt_agreed *agreed);
 /* Before a communicator is destroyed, perhaps aborted by another thread: ends the wait of a call, and lets it pass. */
 void zt_agreed_end(zt_agreed *agreed);
 void zt_agreed_free(zt_agreed *agreed); /* while no call is under way */

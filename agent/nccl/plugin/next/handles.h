@@ -11,8 +11,8 @@
 #include "../profiler/events.h"
 
 typedef struct {
-  void *theirs;   /* the next profiler's; NULL = it does not follow the event */
-  zt_handle ours; /* zerotune's; 0 = it does not follow the event, or the number is invalid */
+  void *next_handle;    /* the next profiler's; NULL = it does not follow the event */
+  zt_handle own_handle; /* zerotune's; 0 = it does not follow the event, or the number is invalid */
 } zt_pair;
 
 void *zt_handle_of_pair(zt_pair pair); /* for NCCL */

@@ -34,13 +34,13 @@ static void *find_net_plugin(void) {
 }
 
 /* As NCCL: any prefix of the word matches. */
-static bool is_the_program_itself(const char *name) {
+static bool is_static_plugin(const char *name) {
   return name[0] != '\0' && strncasecmp(name, "STATIC_PLUGIN", strlen(name)) == 0;
 }
 
 void *zt_open_next(const char *variable, const char *kind) {
   const char *name = getenv(variable);
   if (name == NULL || strcasecmp(name, "none") == 0) return NULL;
-  void *library = is_the_program_itself(name) ? dlopen(NULL, RTLD_NOW) : open_either(kind, name, RTLD_NOW | RTLD_LOCAL);
+  void *library = is_static_plugin(name) ? dlopen(NULL, RTLD_NOW) : open_either(kind, name, RTLD_NOW | RTLD_LOCAL);
   return library != NULL ? library : find_net_plugin();
 }

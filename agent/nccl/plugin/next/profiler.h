@@ -28,21 +28,21 @@ typedef struct {
   _Atomic(zt_communicator *) communicator; /* NULL = free */
   _Atomic(void *) context;                 /* the next profiler's */
   _Atomic(const int *) mask;               /* the events that it asks for; NULL = its init failed */
-} zt_both;
+} zt_both_contexts;
 
 /* Open the next profiler, unless this was done already, and initialise it for a communicator. Returns NCCL's context:
  * `communicator` itself if there is no next profiler, NULL if there is no room. */
 void *zt_next_profiler_init(zt_communicator *communicator, const zt_profiler_start *start);
 /* Finalize the next profiler's part of NCCL's context. */
-zt_communicator *zt_next_profiler_end(void *handed);
+zt_communicator *zt_next_profiler_end(void *nccl_context);
 
 /* NULL = not of this process: NCCL passes contexts of other processes, whose proxies run here. */
-zt_both *zt_both_of(void *handed);
+zt_both_contexts *zt_both_contexts_of(void *nccl_context);
 
 /* The next profiler's handle, NULL if it returns none or is not asked. `event` has version `abi`. */
-void *zt_next_profiler_begin(int abi, const zt_both *both, void *handed, void *event, uint64_t type);
-void zt_next_profiler_stop(void *theirs);
-void zt_next_profiler_record(void *theirs, int state, nccl_event_state_args *args);
+void *zt_next_profiler_begin(int abi, const zt_both_contexts *both, void *nccl_context, void *event, uint64_t type);
+void zt_next_profiler_stop(void *next_handle);
+void zt_next_profiler_record(void *next_handle, int state, nccl_event_state_args *args);
 
 uint64_t zt_next_profiler_faults(void);
 void zt_next_profiler_forget(void); /* for tests, when there is no communicator */

@@ -84,7 +84,7 @@ void zt_plan_look_up(const zt_plan_table *table, uint32_t class_index, uint32_t 
   choice->chunk_kib = (uint16_t)(candidate >> 32);
 }
 
-zt_choice zt_plan_words(const zt_plan_table *table, uint32_t collective, uint32_t phase_or_region) {
+zt_choice zt_plan_epoch_and_phase(const zt_plan_table *table, uint32_t collective, uint32_t phase_or_region) {
   return (zt_choice){.epoch = GET(table->epoch),
                      .phase = zt_phase(phase_or_region, collective, GET(table->gathers_after_step) != 0)};
 }
@@ -93,7 +93,7 @@ zt_choice zt_plan_lookup(uint32_t class_index, uint32_t collective, uint64_t mes
   for (;;) {
     const zt_plan_table *table = &tables[GET(plan_state) & 1u];
     const uint32_t version = GET(table->version);
-    zt_choice choice = zt_plan_words(table, collective, phase_or_region);
+    zt_choice choice = zt_plan_epoch_and_phase(table, collective, phase_or_region);
     zt_plan_look_up(table, class_index, collective, message_bytes, choice.phase, &choice);
     if (version % 2 == 0 && GET(table->version) == version) return choice;
   }

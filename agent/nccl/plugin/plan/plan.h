@@ -37,7 +37,7 @@ void zt_plan_reset(void);
 void zt_plan_look_up(const zt_plan_table *table, uint32_t class_index, uint32_t collective, uint64_t message_bytes,
                      uint32_t phase, zt_choice *choice);
 /* A choice with the epoch and the phase for records, Python's latest. */
-zt_choice zt_plan_words(const zt_plan_table *table, uint32_t collective, uint32_t phase_or_region);
+zt_choice zt_plan_epoch_and_phase(const zt_plan_table *table, uint32_t collective, uint32_t phase_or_region);
 /* On failure NULL, and one of zerotune_plan_load's codes, or -6: out of memory. Holding and releasing need the
  * registry's lock. */
 zt_plan_table *zt_plan_table_new(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step,

@@ -46,9 +46,9 @@ typedef struct {
   _Atomic uint64_t group;
   _Atomic uint32_t n_expected; /* channels */
   _Atomic bool is_certain;     /* `n_expected` is exact */
-  _Atomic bool is_mixed, is_told, is_late, is_followed; /* followed by a kernel of another group */
+  _Atomic bool is_mixed, is_reported, is_late, is_followed; /* followed by a kernel of another group */
   _Atomic uint64_t earlier;     /* the previous event of the communicator */
-  _Atomic(const void *) judged; /* as in `start`; atomic, since NCCL's thread may read it while the event is reused */
+  _Atomic(const void *) checked; /* as in `start`; atomic, since NCCL's thread may read it while the event is reused */
   _Atomic uint64_t number;
   fused_run run;
   _Atomic uint32_t next_free; /* 1 + index */
@@ -106,7 +106,7 @@ static uint32_t count_up(_Atomic uint64_t *count, uint32_t generation) {
 
 /* ---- the pool ---- */
 
-static event *take(void) {
+static event *take_free(void) {
   uint64_t head = READ(free_list);
   while ((uint32_t)head != 0) {
     event *first = &pool[(uint32_t)head - 1];
@@ -117,7 +117,7 @@ static event *take(void) {
   return index < N_EVENTS ? &pool[index] : NULL;
 }
 
-static void give_back(event *its) {
+static void return_free(event *its) {
   uint64_t head = READ(free_list), mine;
   do {
     WRITE(its->next_free, (uint32_t)head);
@@ -160,24 +160,24 @@ static bool is_impossible(const event *its, const zt_channel_times *times, uint8
   if (source != TIMING_GPU_KERNEL) return false;
   const bool never_ran_together =
       !(its->start.record.flags & ZT_FLAG_FUSED) && times->last_start_ns > times->first_stop_ns;
-  const void *judged = READ(its->judged);
-  const bool is_anothers = judged != NULL && zt_shifts_is_anothers(judged, times->first_start_ns, its->start.called_us);
+  const void *checked = READ(its->checked);
+  const bool is_foreign = checked != NULL && zt_shifts_is_foreign(checked, times->first_start_ns, its->start.called_us);
   const uint64_t number = READ(its->number);
-  const bool is_late = READ(its->is_late) || (number != 0 && zt_shifts_are_late(judged, number));
-  if (!never_ran_together && !is_anothers && !is_late) {
-    if (number != 0) zt_shifts_took(judged, times->last_stop_ns - times->first_start_ns);
+  const bool is_late = READ(its->is_late) || (number != 0 && zt_shifts_are_late(checked, number));
+  if (!never_ran_together && !is_foreign && !is_late) {
+    if (number != 0) zt_shifts_add_duration(checked, times->last_stop_ns - times->first_start_ns);
     return false;
   }
   atomic_fetch_add_explicit(&n_impossible, 1, memory_order_relaxed);
   return true;
 }
 
-static void at_most(_Atomic uint64_t *least, uint64_t value) {
+static void store_min(_Atomic uint64_t *least, uint64_t value) {
   uint64_t now = READ(*least);
   while (value < now && !atomic_compare_exchange_weak(least, &now, value)) continue;
 }
 
-static void at_least(_Atomic uint64_t *most, uint64_t value) {
+static void store_max(_Atomic uint64_t *most, uint64_t value) {
   uint64_t now = READ(*most);
   while (value > now && !atomic_compare_exchange_weak(most, &now, value)) continue;
 }
@@ -191,8 +191,8 @@ static void add_times(event *its, uint32_t generation, event *whole) {
   atomic_fetch_or(&whole->run.sources, 1u << (is_timed ? *source : TIMING_NONE));
   atomic_fetch_add(&whole->run.bytes, its->start.member_bytes);
   if (!is_timed) return;
-  at_most(&whole->run.first_start_ns, times.first_start_ns);
-  at_least(&whole->run.last_stop_ns, times.last_stop_ns);
+  store_min(&whole->run.first_start_ns, times.first_start_ns);
+  store_max(&whole->run.last_stop_ns, times.last_stop_ns);
   for (uint32_t i = 0; i < N_CHANNELS / 64; i++) atomic_fetch_or(&whole->run.channels[i], channels[i]);
 }
 
@@ -241,7 +241,7 @@ static void finish(event *its, uint32_t generation) {
   if (whole != NULL) add_times(its, generation, whole);
   if (whole == its) report(its, READ(its->host_part) == ((uint64_t)generation << 8 | 1));
   WRITE(its->owner, 0);
-  give_back(its);
+  return_free(its);
   if (whole != NULL && whole != its) part_is_gone(whole, generation_of(run));
 }
 
@@ -273,9 +273,9 @@ static bool join(zt_handle run) {
 }
 
 zt_handle zt_event_begin(const zt_event_start *start, _Atomic uint64_t *latest) {
-  event *its = take();
+  event *its = take_free();
   if (its != NULL && start->run != 0 && !join(start->run)) {
-    give_back(its);
+    return_free(its);
     its = NULL;
   }
   if (its == NULL) {
@@ -291,11 +291,11 @@ zt_handle zt_event_begin(const zt_event_start *start, _Atomic uint64_t *latest) 
   WRITE(its->n_expected, start->n_channels);
   WRITE(its->is_certain, start->channels_are_certain);
   WRITE(its->is_mixed, start->is_mixed);
-  WRITE(its->is_told, false);
+  WRITE(its->is_reported, false);
   WRITE(its->is_late, false);
   WRITE(its->is_followed, false);
   WRITE(its->earlier, 0);
-  WRITE(its->judged, start->judged);
+  WRITE(its->checked, start->checked);
   WRITE(its->number, start->number);
   WRITE(its->run.bytes, 0);
   WRITE(its->run.first_start_ns, NO_TIME);
@@ -362,12 +362,12 @@ zt_handle zt_channel_begin(zt_handle handle, uint32_t channel, bool has_gpu_time
   WRITE(slot->start_ns, has_gpu_time ? gpu_ns : zt_cpu_ns());
   WRITE(slot->stop_ns, NO_TIME);
   if (!READ(its->is_certain)) count_up(&its->n_started, generation);
-  if (!atomic_exchange(&its->is_told, true)) {
-    const void *judged = READ(its->judged);
-    const uint64_t number = READ(its->number); /* 0 without `judged` */
+  if (!atomic_exchange(&its->is_reported, true)) {
+    const void *checked = READ(its->checked);
+    const uint64_t number = READ(its->number); /* 0 without `checked` */
     if (event_of(handle) == NULL) return 0;    /* the event is reused: both may be of its next use */
-    if (number != 0 && has_gpu_time) zt_shifts_started(judged, number, gpu_ns);
-    if (number != 0 && zt_shifts_are_late(judged, number)) WRITE(its->is_late, true);
+    if (number != 0 && has_gpu_time) zt_shifts_started(checked, number, gpu_ns);
+    if (number != 0 && zt_shifts_are_late(checked, number)) WRITE(its->is_late, true);
     settle_earlier(its);
   }
   return handle_of(its, generation, channel + 1);

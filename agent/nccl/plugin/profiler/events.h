@@ -33,7 +33,7 @@ typedef struct {
   uint32_t n_channels;       /* kernel-channel events to expect; 0 = none */
   bool channels_are_certain; /* false: fewer than n_channels may come (profiler v3) */
   enum zt_passage passage;
-  const void *judged; /* the communicator, if NCCL may report times of other works (shifts.h); else NULL */
+  const void *checked; /* the communicator, if NCCL may report times of other works (shifts.h); else NULL */
   uint64_t number;    /* the work's number in shifts.h, if NCCL's thread may be late; else 0 */
   uint64_t called_us; /* when the call was made, by the CPU's clock; 0 = unknown */
 } zt_event_start;

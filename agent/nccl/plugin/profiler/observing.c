@@ -14,7 +14,7 @@ static struct {
   const int *last_mask;
   int events;
   int always; /* events of these that stay on while not observing */
-  int theirs; /* the next profiler's, which may write it at any time */
+  int next_events; /* the next profiler's, which may write it at any time */
   int n_users;
 } masks[N_MASKS];
 
@@ -26,8 +26,8 @@ static void write_mask(int *mask, int events) { __atomic_store_n(mask, events, _
 
 static void write_joined(int i) {
   const int asked = zt_read(&zt_shared.observing) ? masks[i].events : masks[i].always;
-  const int ours = zt_read(&zt_shared.capturing) ? 0 : asked;
-  write_mask(masks[i].mask, ours | __atomic_load_n(&masks[i].theirs, __ATOMIC_RELAXED));
+  const int own_events = zt_read(&zt_shared.capturing) ? 0 : asked;
+  write_mask(masks[i].mask, own_events | __atomic_load_n(&masks[i].next_events, __ATOMIC_RELAXED));
 }
 
 /* The mask's earlier entry, so that the next profiler's int stays the same; else an unused entry; -1 = none. */
@@ -44,7 +44,7 @@ void zt_mask_add(int *mask, int events, int always) {
   pthread_mutex_lock(&changing);
   const int chosen = entry_for(mask);
   if (chosen >= 0) {
-    if (masks[chosen].n_users == 0) __atomic_store_n(&masks[chosen].theirs, 0, __ATOMIC_RELAXED);
+    if (masks[chosen].n_users == 0) __atomic_store_n(&masks[chosen].next_events, 0, __ATOMIC_RELAXED);
     masks[chosen].last_mask = mask;
     masks[chosen].n_users++;
     masks[chosen].events = events;
@@ -84,12 +84,12 @@ void zerotune_set_observing(uint32_t on) { change(&zt_shared.observing, on); }
 void zerotune_set_capturing(uint32_t on) { change(&zt_shared.capturing, on); }
 
 int *zt_mask_of_next(const int *mask) {
-  int *theirs = NULL;
+  int *next_events = NULL;
   pthread_mutex_lock(&changing);
-  for (int i = 0; i < N_MASKS && theirs == NULL; i++)
-    if (masks[i].mask == mask) theirs = &masks[i].theirs;
+  for (int i = 0; i < N_MASKS && next_events == NULL; i++)
+    if (masks[i].mask == mask) next_events = &masks[i].next_events;
   pthread_mutex_unlock(&changing);
-  return theirs;
+  return next_events;
 }
 
 void zt_masks_follow(void) {

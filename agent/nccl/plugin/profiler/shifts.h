@@ -24,16 +24,16 @@ uint64_t zt_shifts_enqueued(const void *communicator);
 void zt_shifts_started(const void *communicator, uint64_t number, uint64_t gpu_ns);
 /* Whether times reported for this work now may be those of a later work. */
 bool zt_shifts_are_late(const void *communicator, uint64_t number);
-void zt_shifts_took(const void *communicator, uint64_t duration_ns);
+void zt_shifts_add_duration(const void *communicator, uint64_t duration_ns);
 
 /* Check this communicator's times from now on. Its address is only a key, and never dereferenced. */
-void zt_shifts_watch(const void *communicator);
-void zt_shifts_forget(const void *communicator);
+void zt_shifts_add(const void *communicator);
+void zt_shifts_remove(const void *communicator);
 
 /* A work was launched whose channels NCCL will report. */
 void zt_shifts_launched(const void *communicator, uint32_t n_channels);
 /* NCCL reports now that a channel started at `gpu_ns`; 0 = unknown. */
-void zt_shifts_heard(const void *communicator, uint64_t gpu_ns);
+void zt_shifts_reported(const void *communicator, uint64_t gpu_ns);
 
 /* Before a communicator is destroyed: waits until NCCL has reported all its works, or nothing for 0.2 s. After such a
  * timeout it does not wait again, for any communicator, until NCCL reports something: after an abort it never does.
@@ -43,7 +43,7 @@ void zt_shifts_wait(const void *communicator);
 
 /* Whether a start cannot be that of a call made at `called_us` (the CPU's clock; 0 = unknown), since this start or an
  * earlier one was before its call. */
-bool zt_shifts_is_anothers(const void *communicator, uint64_t start_ns, uint64_t called_us);
+bool zt_shifts_is_foreign(const void *communicator, uint64_t start_ns, uint64_t called_us);
 
 void zt_shifts_reset(void);
 

@@ -33,12 +33,12 @@ static inline void zt_chunk_note(zt_chunks *chunks, uint32_t collective, uint32_
   chunks->has_begun = false;
   if (algorithm >= NCCL_MAX_ALGORITHMS || protocol >= NCCL_N_PROTOCOLS) return;
   uint16_t *kept = &chunks->kib[collective][algorithm][protocol];
-  const uint16_t said = kib == 0 ? ZT_OWN_CHUNK : kib;
-  *kept = *kept == 0 || *kept == said ? said : ZT_OWN_CHUNK;
+  const uint16_t wanted = kib == 0 ? ZT_OWN_CHUNK : kib;
+  *kept = *kept == 0 || *kept == wanted ? wanted : ZT_OWN_CHUNK;
 }
 
 /* The size for the answer; 0 = NCCL's own. */
-static inline uint32_t zt_chunk_said(const zt_chunks *chunks, uint32_t collective, uint32_t algorithm,
+static inline uint32_t zt_chunk_decided(const zt_chunks *chunks, uint32_t collective, uint32_t algorithm,
                                      uint32_t protocol) {
   if (collective >= NCCL_N_COLLECTIVES || protocol >= NCCL_N_PROTOCOLS || !zt_takes_chunk_size(algorithm)) return 0;
   const uint16_t kib = chunks->kib[collective][algorithm][protocol];
@@ -47,7 +47,7 @@ static inline uint32_t zt_chunk_said(const zt_chunks *chunks, uint32_t collectiv
 
 static inline size_t zt_chunk_bytes(zt_chunks *chunks, uint32_t collective, uint32_t algorithm, uint32_t protocol) {
   chunks->has_begun = true;
-  return zt_chunk_said(chunks, collective, algorithm, protocol);
+  return zt_chunk_decided(chunks, collective, algorithm, protocol);
 }
 
 #endif

@@ -43,13 +43,13 @@ typedef struct {
 typedef struct {
   uint64_t group, event;
   uint32_t decision;
-} zt_told_kernel;
+} zt_reported_kernel;
 
 /* NCCL 2.21: a fused run, whose cell is decided once, and for whose channels NCCL asks by call. */
 typedef struct {
   uint64_t bytes_left;
   int n_channels; /* 0 = no opinion */
-  bool is_ours;   /* a row named the cell, so that the next tuner's channels do not apply */
+  bool is_row_cell; /* a row named the cell, so that the next tuner's channels do not apply */
 } zt_run;
 
 typedef struct zt_next_tuner zt_next_tuner; /* next/tuner.h */
@@ -85,7 +85,7 @@ typedef struct zt_communicator {
 
   int *mask; /* the profiler's: NCCL's event mask */
   _Atomic bool is_uncounted; /* NCCL's host did not count some kernels: it reports times of the wrong kernels */
-  zt_told_kernel enqueued, replayed; /* reported by the training thread, and by the thread for graphs */
+  zt_reported_kernel enqueued, replayed; /* reported by the training thread, and by the thread for graphs */
   _Atomic uint64_t latest_event;
 } zt_communicator;
 

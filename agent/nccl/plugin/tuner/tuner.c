@@ -90,7 +90,7 @@ static void report_costs(zt_communicator *communicator, const zt_class *its_clas
                            memory_order_relaxed);
 }
 
-static bool costs_are_news(const zt_communicator *communicator, const call *asked) {
+static bool costs_are_new(const zt_communicator *communicator, const call *asked) {
   const uint32_t index = zt_size_class(asked->message_bytes);
   return !(atomic_load_explicit(&communicator->costs_reported[asked->collective][index / 64],
                                 memory_order_relaxed) >>
@@ -159,13 +159,13 @@ static void make_cheapest(const zt_cost_table *table, float *chosen) {
 
 /* NCCL's estimates after the next tuner's edits: its choice is just below the other cells, and cells that it has
  * disabled are left out. Its own numbers are not used, since they are seldom times. */
-static void as_it_stands(const zt_cost_table *table, const float *offered, float *costs) {
+static void effective_costs(const zt_cost_table *table, const float *offered, float *costs) {
   uint8_t algorithm = ZT_NO_OPINION, protocol = ZT_NO_OPINION;
   cheapest(table, &algorithm, &protocol);
   const zt_cost_table made = {costs, table->n_algorithms, table->n_protocols};
   for (int i = 0; i < table->n_algorithms * table->n_protocols; i++) {
-    const bool is_there = zt_is_legal(&table->cost_us[i]) && zt_is_legal(&offered[i]);
-    costs[i] = is_there ? offered[i] : -1.0f;
+    const bool is_enabled = zt_is_legal(&table->cost_us[i]) && zt_is_legal(&offered[i]);
+    costs[i] = is_enabled ? offered[i] : -1.0f;
   }
   float *chosen = zt_cell_of(&made, algorithm, protocol);
   if (chosen == NULL) return;
@@ -173,12 +173,12 @@ static void as_it_stands(const zt_cost_table *table, const float *offered, float
   make_cheapest(&made, chosen);
 }
 
-__attribute__((noinline)) static void report_news(zt_communicator *communicator, const zt_class *its_class,
+__attribute__((noinline)) static void report_new_costs(zt_communicator *communicator, const zt_class *its_class,
                                                   const call *asked, const zt_cost_table *table) {
   float costs[ZT_MAX_CELLS];
-  const zt_cost_table standing = {costs, table->n_algorithms, table->n_protocols};
-  if (asked->offered != NULL) as_it_stands(table, asked->offered, costs);
-  report_costs(communicator, its_class, asked, asked->offered != NULL ? &standing : table);
+  const zt_cost_table effective = {costs, table->n_algorithms, table->n_protocols};
+  if (asked->offered != NULL) effective_costs(table, asked->offered, costs);
+  report_costs(communicator, its_class, asked, asked->offered != NULL ? &effective : table);
 }
 
 /* Cells that the next tuner has disabled or enabled do not count as offered. */
@@ -213,21 +213,21 @@ __attribute__((noinline)) static void note_chunk(zt_communicator *communicator, 
   zt_chunk_note(&communicator->chunks, asked->collective, algorithm, protocol, kib);
 }
 
-ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_turn *turn, const call *asked,
+ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_call_plan *call_plan, const call *asked,
                        const zt_cost_table *table, int *n_channels, zt_choice *choice) {
   const zt_class *its_class = atomic_load_explicit(&communicator->its_class, memory_order_relaxed);
   /* Higher collective numbers differ between NCCL and RCCL, and neither lets them be tuned. */
   if (its_class == NULL || asked->collective >= NCCL_N_COLLECTIVES || asked->message_bytes == 0) return false;
   if (!zt_has_table_size(table)) return false;
-  if (asked->has_costs && costs_are_news(communicator, asked)) report_news(communicator, its_class, asked, table);
+  if (asked->has_costs && costs_are_new(communicator, asked)) report_new_costs(communicator, its_class, asked, table);
 
-  const uint32_t class_index = zt_class_index(its_class), said = zt_read(&zt_shared.phase_or_region);
-  if (turn->table == NULL) {
-    *choice = zt_plan_lookup(class_index, asked->collective, asked->message_bytes, said);
+  const uint32_t class_index = zt_class_index(its_class), phase_or_region = zt_read(&zt_shared.phase_or_region);
+  if (call_plan->table == NULL) {
+    *choice = zt_plan_lookup(class_index, asked->collective, asked->message_bytes, phase_or_region);
   } else {
-    *choice = zt_plan_words(turn->table, asked->collective, said);
-    zt_plan_look_up(turn->table, class_index, asked->collective, asked->message_bytes, turn->phase, choice);
-    if (turn->phase != ZT_NO_PHASE) choice->phase = (uint8_t)turn->phase;
+    *choice = zt_plan_epoch_and_phase(call_plan->table, asked->collective, phase_or_region);
+    zt_plan_look_up(call_plan->table, class_index, asked->collective, asked->message_bytes, call_plan->phase, choice);
+    if (call_plan->phase != ZT_NO_PHASE) choice->phase = (uint8_t)call_plan->phase;
   }
   atomic_store_explicit(&communicator->agreed.epoch, choice->epoch, memory_order_relaxed);
   zt_step_ran_under(choice->epoch);
@@ -246,7 +246,7 @@ ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_turn *turn, co
   const uint32_t sequence = atomic_load_explicit(&communicator->sequence[asked->collective], memory_order_relaxed);
   atomic_store_explicit(&communicator->sequence[asked->collective], sequence + 1, memory_order_relaxed);
   const uint8_t flags = (uint8_t)((matched ? ZT_FLAG_MATCHED : 0) | (asked->registered ? ZT_FLAG_REGISTERED : 0) |
-                                  (turn->is_off_cycle && !choice->found ? ZT_FLAG_OFF_CYCLE : 0));
+                                  (call_plan->is_off_cycle && !choice->found ? ZT_FLAG_OFF_CYCLE : 0));
   if (zt_read(&zt_shared.capturing)) {
     if (zerotune_profiler_abi() >= NCCL_COUNTS_WHAT_IS_ASKED_FOR)
       atomic_store_explicit(&communicator->is_uncounted, true, memory_order_relaxed);
@@ -261,9 +261,9 @@ ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_turn *turn, co
 /* Every call is counted, also one that cannot be tuned: ranks agree on call numbers. */
 ZT_INLINE bool decide(zt_communicator *communicator, const call *asked, const zt_cost_table *table, int *n_channels,
                    zt_choice *choice) {
-  const zt_turn turn = zt_turn_begin(&communicator->agreed, asked->collective, asked->message_bytes);
-  const bool matched = decide_now(communicator, &turn, asked, table, n_channels, choice);
-  zt_turn_end(&communicator->agreed);
+  const zt_call_plan call_plan = zt_call_begin(&communicator->agreed, asked->collective, asked->message_bytes);
+  const bool matched = decide_now(communicator, &call_plan, asked, table, n_channels, choice);
+  zt_call_end(&communicator->agreed);
   return matched;
 }
 
@@ -317,7 +317,7 @@ static bool is_member_of_run(zt_communicator *communicator, const call *asked, i
   run->bytes_left -= asked->message_bytes;
   if (run->n_channels > 0)
     *n_channels = run->n_channels;
-  else if (run->is_ours)
+  else if (run->is_row_cell)
     *n_channels = asked->offered_channels;
   return true;
 }
@@ -343,13 +343,13 @@ static nccl_result coll_info_v2(void *context, int collective, size_t n_bytes, i
   const zt_cost_table table = {cells, 2, NCCL_N_PROTOCOLS};
   zt_choice choice;
   const bool matched = decide(communicator, &asked, &table, n_channels, &choice);
-  const bool is_ours = matched && choice.algorithm != ZT_NO_OPINION;
-  if (is_ours) {
+  const bool is_row_cell = matched && choice.algorithm != ZT_NO_OPINION;
+  if (is_row_cell) {
     *algorithm = choice.algorithm;
     *protocol = choice.protocol;
   }
   if (collective >= 0 && collective < NCCL_N_COLLECTIVES)
-    communicator->runs[collective] = (zt_run){n_bytes, matched ? *n_channels : 0, is_ours};
+    communicator->runs[collective] = (zt_run){n_bytes, matched ? *n_channels : 0, is_row_cell};
   return NCCL_SUCCESS;
 }
 
@@ -363,11 +363,11 @@ static nccl_result chunk_size(void *context, int collective, size_t n_bytes, int
     const zt_question question = {.collective = collective, .n_bytes = n_bytes};
     zt_next_tuner_chunk(communicator, &question, algorithm, protocol, n_channels, chunk_bytes);
   }
-  const size_t ours =
+  const size_t plan_bytes =
       communicator->chunks.is_asked
           ? zt_chunk_bytes(&communicator->chunks, (uint32_t)collective, (uint32_t)algorithm, (uint32_t)protocol)
           : 0;
-  if (ours > 0) *chunk_bytes = ours;
+  if (plan_bytes > 0) *chunk_bytes = plan_bytes;
   return NCCL_SUCCESS;
 }
 
@@ -389,9 +389,9 @@ void zerotune_ask_chunk_sizes(uint32_t on) { atomic_store(&is_wanted, on); }
 uint32_t zerotune_asks_chunk_sizes(void) { return atomic_load(&is_settled_to_ask); }
 
 static void offer_chunk_size(const zt_next_tuner *next) {
-  const bool is_ours = atomic_load(&is_wanted) != 0;
-  atomic_store(&is_settled_to_ask, is_ours);
-  const bool is_offered = is_ours || (next != NULL && next->get_chunk_size != NULL);
+  const bool plan_sets_chunks = atomic_load(&is_wanted) != 0;
+  atomic_store(&is_settled_to_ask, plan_sets_chunks);
+  const bool is_offered = plan_sets_chunks || (next != NULL && next->get_chunk_size != NULL);
   ncclTunerPlugin_v6.get_chunk_size = ncclTunerPlugin_v7.get_chunk_size = is_offered ? chunk_size : NULL;
 }
 
@@ -403,7 +403,7 @@ static nccl_result attach(const zt_tuner_start *start, void **context) {
   const zt_next_tuner *next = communicator != NULL ? zt_next_tuner_find(start->abi, offer_chunk_size) : NULL;
   if (next != NULL) zt_next_tuner_init(next, communicator, start);
   if (communicator != NULL) communicator->chunks.is_asked = start->abi >= 6 && zerotune_asks_chunk_sizes();
-  atomic_store(&abi_in_use, (uint32_t)start->abi); /* last: a thread that reads it can read the next tuner's name, too */
+  atomic_store(&abi_in_use, (uint32_t)start->abi); /* last: its readers can read the next tuner's name, too */
   return NCCL_SUCCESS;
 }
 
