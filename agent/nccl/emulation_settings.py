@@ -27,13 +27,13 @@ class EmulationSettings:
     measured_scale: float
     device_mb: float | None
     """Memory of a device, 10^6 bytes; None: the fabric's."""
-    answers_to_nccl: bool
+    is_alias_nccl: bool
     """Whether groups report their backend to scripts as `nccl`."""
     host_ahead: int = 0
     """Steps by which the host runs ahead of the device."""
     is_exposure_known: bool = True
     """False: exposed communication is unknown, as on a GPU."""
-    adds_by_setting: bool = False
+    order_depends_on_setting: bool = False
     """True: the order of additions depends on the setting, as it may in NCCL. False: it is the order of ranks."""
 
     @classmethod

@@ -7,7 +7,7 @@ from typing import Final
 
 from ....store.records import TimingSource
 
-_SAY_WHOSE_CLOCK: Final = "zerotune_set_timing_source_override"
+_SET_TIMING_SOURCE: Final = "zerotune_set_timing_source_override"
 
 
 def records_say_emulated(plugin: str) -> None:
@@ -18,5 +18,5 @@ def records_say_emulated(plugin: str) -> None:
         library = ctypes.CDLL(plugin)
     except OSError:
         return  # NCCL will say so, and run without it
-    if hasattr(library, _SAY_WHOSE_CLOCK):
-        getattr(library, _SAY_WHOSE_CLOCK)(ctypes.c_uint32(TimingSource.emulated))
+    if hasattr(library, _SET_TIMING_SOURCE):
+        getattr(library, _SET_TIMING_SOURCE)(ctypes.c_uint32(TimingSource.emulated))
