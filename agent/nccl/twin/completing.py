@@ -18,7 +18,7 @@ from ..mock_cuda.machine import (
     SWITCHED,
     lacks_links,
     read_topology,
-    says_speed,
+    has_speed,
 )
 
 _NIC_CLASS: Final = "0x02"
@@ -77,7 +77,7 @@ def _speeds(path: Path, root: ElementTree.Element, nics: list[ElementTree.Elemen
         if not nics:
             raise UserError(f"{path} has no network adapter for --nic-gbps {gbps:g}", "leave it out")
         return len(nics)
-    silent = [net for net in nets if not says_speed(net)]
+    silent = [net for net in nets if not has_speed(net)]
     for net in silent:
         net.set("speed", mbps)
     stated = {net.get("speed", "") for net in nets}

@@ -59,7 +59,7 @@ class Node:
         self.request: Final = request
         self.n_ranks: Final = request.n_nodes * request.ranks_per_node
         self.mock: Final = MockCuda()
-        self.mock.lend(read_machine(Path(request.topology)), f"twin-node-{request.node}")
+        self.mock.set_machine(read_machine(Path(request.topology)), f"twin-node-{request.node}")
         self.plugin: Final = library.load()
         name = self.plugin.path.name  # a name, as in the agent: NCCL 2.27.3 accepts no path
         os.environ.update(NCCL_TUNER_PLUGIN=name, NCCL_PROFILER_PLUGIN=name)

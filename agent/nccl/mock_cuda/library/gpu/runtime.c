@@ -1,4 +1,4 @@
-/* cudart as NCCL calls it. */
+/* The part of cudart that NCCL calls. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,7 +155,7 @@ static int bus_of(int device) {
   return (int)strtol(mock_the_machine.devices[device].bus_id + strlen("0000:"), NULL, 16);
 }
 
-/* cudaDeviceProp, by CUDA 12's name of the function and by CUDA 13's. */
+/* cudaDeviceProp in the layouts of CUDA 12 and CUDA 13, whose functions have different names. */
 static cuda_error give_properties(char *properties, int device, bool since_13) {
   const mock_device *found = device_at(device);
   if (found == NULL) return CUDA_ERROR_INVALID_DEVICE;
@@ -245,7 +245,7 @@ static cuda_error cudaLaunchKernelExC(const cuda_launch_config *config, UNUSED c
   return mock_on_launch(parameters, NULL, config->stream);
 }
 
-/* ---- the driver behind it ---- */
+/* ---- the driver ---- */
 
 static cuda_error cudaGetDriverEntryPoint(const char *name, void **function, UNUSED unsigned long long flags,
                                           int *result) {
@@ -269,7 +269,7 @@ static const mock_function functions[] = {
     MOCK_FUNCTION(cudaFree),
     MOCK_FUNCTION(cudaHostAlloc),
     {"cudaFreeHost", (void *)cudaFree},
-    {"cudaFreeAsync", (void *)cudaFree}, /* its stream is behind nothing */
+    {"cudaFreeAsync", (void *)cudaFree}, /* streams are never behind */
     SUCCEEDS(cudaHostRegister),
     SUCCEEDS(cudaHostUnregister),
     MOCK_FUNCTION(cudaHostGetDevicePointer),
@@ -302,7 +302,7 @@ static const mock_function functions[] = {
     MOCK_FUNCTION(cudaFuncGetAttributes),
     SUCCEEDS(cudaFuncSetAttribute),
     MOCK_FUNCTION(cudaGetFuncBySymbol),
-    SUCCEEDS(cudaLaunchKernel), /* no collective: it scales the numbers of a single rank */
+    SUCCEEDS(cudaLaunchKernel), /* not a collective: it scales the numbers of a single rank */
     MOCK_FUNCTION(cudaLaunchKernelExC),
     MOCK_FUNCTION(cudaGetDriverEntryPoint),
     MOCK_FUNCTION(cudaGetDriverEntryPointByVersion),

@@ -1,4 +1,4 @@
-/* Streams and events of a GPU that is infinitely fast: what a stream is given is over when the call returns. */
+/* Streams and events of an infinitely fast GPU: work is over when the call that enqueues it returns. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,7 +34,7 @@ static cuda_error cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
   return CUDA_SUCCESS;
 }
 
-/* No stream captures; releases differ in what they ask for behind the id. */
+/* No stream captures; releases have different arguments after the id. */
 static cuda_error capture_info(UNUSED void *stream, int *status, unsigned long long *id) {
   *status = 0;
   if (id != NULL) *id = 0;
