@@ -16,9 +16,9 @@ from ..mock_cuda.machine import (
     ON_A_BASEBOARD,
     SWITCH_CLASS,
     SWITCHED,
+    has_speed,
     lacks_links,
     read_topology,
-    has_speed,
 )
 
 _NIC_CLASS: Final = "0x02"

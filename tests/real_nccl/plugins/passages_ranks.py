@@ -33,7 +33,7 @@ def main() -> None:
             send(buffers[0], COUNT, BFLOAT16, 1 - rank, ranks.communicators[rank], None)
             receive(buffers[1], COUNT, BFLOAT16, 1 - rank, ranks.communicators[rank], None)
 
-    for _ in range(2):  # what ran unseen must not set_machine its times, nor shift some channels more than others
+    for _ in range(2):  # what ran unseen must not lend its times, nor shift some channels more than others
         plugin.set_observing(False)
         ranks.mock.set_duration_us(UNSEEN_US)
         ranks.call(Collective.all_gather)
