@@ -110,7 +110,7 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
             is_printed = os.environ.get(ENV_LAUNCH) == "1" or not is_first_of_node()
             level = logging.INFO if is_printed else logging.WARNING
             logger.log(level, "zerotune: %s; training runs at NCCL's own choice", error)
-            other_plugins.restore_plugin_variables(os.environ)
+            other_plugins.restore_variables(os.environ)
         else:
             if settings.plan_path is not None:
                 from ..store.plan_file import names_chunk_sizes
@@ -121,7 +121,7 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
             # Not sooner: a process without a group must pass its environment on unchanged. The plugin is loaded
             # already, so its name is enough; NCCL 2.27.3 accepts no path.
             name, searches = plugin.path.name, settings.fabric is None
-            before_first_group(lambda: other_plugins.set_plugin_variables(os.environ, name, searches=searches))
+            before_first_group(lambda: other_plugins.set_variables(os.environ, name, searches=searches))
             if settings.training:
                 from .environment import tune_environment
 

@@ -46,7 +46,7 @@ def user_plugin(kind: PluginKind, environment: Mapping[str, str]) -> str:
     return value if Path(value).name not in _ZEROTUNE_NAMES else environment.get(kind.next_variable, "")
 
 
-def set_plugin_variables(environment: MutableMapping[str, str], name: str, *, searches: bool) -> None:
+def set_variables(environment: MutableMapping[str, str], name: str, *, searches: bool) -> None:
     """Name zerotune's plugin as NCCL's tuner and profiler, and keep the names of the user's plugins.
 
     Args:
@@ -60,8 +60,8 @@ def set_plugin_variables(environment: MutableMapping[str, str], name: str, *, se
         environment[kind.variable] = name
 
 
-def restore_plugin_variables(environment: MutableMapping[str, str]) -> None:
-    """Undo `set_plugin_variables`, if zerotune's plugin cannot be loaded."""
+def restore_variables(environment: MutableMapping[str, str]) -> None:
+    """Undo `set_variables`, if zerotune's plugin cannot be loaded."""
     for kind in (TUNER, PROFILER):
         if Path(environment.get(kind.variable, "")).name not in _ZEROTUNE_NAMES:
             continue

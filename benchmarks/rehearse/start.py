@@ -41,8 +41,7 @@ def start() -> None:
     fabric = rehearsal.fabric
     runtime = _library("libcudart.so.*")
     mock = MockGpu(in_front=True)
-    machine = read_machine(Path(os.environ["NCCL_TOPO_FILE"]))
-    machine = machine.with_visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    machine = read_machine(Path(os.environ["NCCL_TOPO_FILE"])).with_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
     # torchrun's node, unless the program says which hosts its ranks are to be, and how they reach each other
     host = os.environ.get("NCCL_HOSTID", "")
     if not host or host.startswith(_HOST):  # torchrun imports torch, too, and its ranks inherit what that set

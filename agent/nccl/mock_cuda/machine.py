@@ -87,7 +87,7 @@ class Machine:
         """Whether NVLink switches multicast, so that NCCL has NVLS: third generation, from Hopper on."""
         return all(gpu.behind_switch and gpu.capability >= 90 for gpu in self.gpus)
 
-    def with_visible_devices(self, visible_devices: str | None) -> Machine:
+    def with_visible(self, visible_devices: str | None) -> Machine:
         """The node with the GPUs in CUDA_VISIBLE_DEVICES, in that order; the mock's NVML shows only these, too.
 
         Args:
