@@ -219,7 +219,7 @@ class Session:
             device_memory = device_memory_here()
         self._timer.pressure = device_memory.pressure()  # trials must not begin before it is known
         if is_first_of_node():
-            for named in other_plugins.not_loaded(os.environ, plugin):
+            for named in other_plugins.unloaded(os.environ, plugin):
                 logger.warning("zerotune: %s is left out: nothing there that this NCCL could load", named)
         settings = self._settings
         if self._n_worlds > 1:  # the daemon sees each default group as a job of its own

@@ -78,7 +78,7 @@ def user_plugins(environment: Mapping[str, str]) -> Iterator[tuple[PluginKind, s
             yield kind, name
 
 
-def not_loaded(environment: Mapping[str, str], plugin: Plugin) -> Iterator[str]:
+def unloaded(environment: Mapping[str, str], plugin: Plugin) -> Iterator[str]:
     """`VARIABLE=name` of each named plugin that could not be loaded, or has no interface that this NCCL supports."""
     loaded = {
         TUNER: plugin.tuner_abi() == 0 or plugin.next_tuner(),

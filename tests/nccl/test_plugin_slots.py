@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerotune.agent.nccl.compiled import PLUGIN
-from zerotune.agent.nccl.other_plugins import PROFILER, TUNER, not_loaded, restore_variables, set_variables, user_plugins
+from zerotune.agent.nccl.other_plugins import PROFILER, TUNER, restore_variables, set_variables, unloaded, user_plugins
 
 OURS = "/x/libnccl-tuner-zerotune.so"
 NO_FILE = {"NCCL_CONF_FILE": "/nowhere"}
@@ -83,10 +83,10 @@ def test_what_was_named_in_vain_is_told() -> None:
     environment = NO_FILE | {"NCCL_TUNER_PLUGIN": "ofi", "NCCL_PROFILER_PLUGIN": "inspector"}
     set_variables(environment, OURS, searches=True)
     both = ["NCCL_TUNER_PLUGIN=ofi", "NCCL_PROFILER_PLUGIN=inspector"]
-    assert list(not_loaded(environment, Loaded())) == both
-    assert list(not_loaded(environment, Loaded(tuner="x"))) == both[1:]
-    assert list(not_loaded(environment, Loaded(tuner="x", profiler_abi=0))) == []  # NCCL 2.22 has no profilers
-    assert list(not_loaded(NO_FILE, Loaded())) == []
+    assert list(unloaded(environment, Loaded())) == both
+    assert list(unloaded(environment, Loaded(tuner="x"))) == both[1:]
+    assert list(unloaded(environment, Loaded(tuner="x", profiler_abi=0))) == []  # NCCL 2.22 has no profilers
+    assert list(unloaded(NO_FILE, Loaded())) == []
 
 
 def test_others_are_named() -> None:
