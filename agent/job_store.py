@@ -1,7 +1,7 @@
 """The job's c10d store, on a connection of the agent's own.
 
-A blocking read on the store's shared connection would hold up its other users in the process (new process groups,
-elastic agents), so the agent opens another connection.
+A blocking read on the store's shared connection would delay its other users in the process: new process groups and
+elastic agents. So the agent opens another connection.
 """
 
 from __future__ import annotations

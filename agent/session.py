@@ -37,7 +37,7 @@ from .world import World, current_group
 logger = logging.getLogger("zerotune.agent")
 
 LOOK_EVERY_S: Final = 0.2
-"""Between two looks for a process group with communicators."""
+"""Between two checks for a new default group with a communicator."""
 STEPLESS_AFTER_S: Final = 10.0
 """If a rank that communicates has seen no step for this long, intervals count as steps."""
 INTERVAL_S: Final = 1.0
@@ -220,7 +220,7 @@ class Session:
         self._timer.pressure = device_memory.pressure()  # trials must not begin before it is known
         if is_first_of_node():
             for named in other_plugins.unloaded(os.environ, plugin):
-                logger.warning("zerotune: %s is left out: nothing there that this NCCL could load", named)
+                logger.warning("zerotune: %s is not used: it has no plugin that this NCCL could load", named)
         settings = self._settings
         if self._n_worlds > 1:  # the daemon sees each default group as a job of its own
             settings = replace(settings, job_id=f"{settings.job_id}-world-{self._n_worlds}")

@@ -1,7 +1,7 @@
 """`Agreement`: the thread that carries the protocol between the job's store and the plugin.
 
 In steady state it sleeps and sends the store no request. A rank reads the store when its daemon notifies it of a
-change, while it takes part in a change, and seldom while a plan is in force without a daemon.
+change, and while it takes part in a change. While a plan is in force without a daemon, it reads the store seldom.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def device_functions(path: Path, base: int) -> dict[int, DeviceFunction]:
 
 def _orders() -> Iterator[list[DeviceFunction | None]]:
     for n_types in (12, 10):  # with and without 8-bit floating point
-        for algorithms in (_BY_ALGORITHM, _BY_ALGORITHM[:3]):  # 2.23 brought PAT
-            for n_variable_gathers in (0, 1):  # 2.29 brought AllGatherV
+        for algorithms in (_BY_ALGORITHM, _BY_ALGORITHM[:3]):  # PAT is new in 2.23
+            for n_variable_gathers in (0, 1):  # AllGatherV is new in 2.29
                 yield _rows(n_types, algorithms, n_variable_gathers)
 
 

@@ -1,8 +1,8 @@
 """A name for one start of a group, so that its keys are not those of an earlier start.
 
 torchrun's restarts share one store: a new rank may read keys of a dead rank before they are replaced. Launchers count
-restarts differently on different nodes. So the group's first rank chooses a name and writes it with its process id, and
-other ranks take a name only if its process is_alive. As in `zerotune.agent.agreement.job_start`, every rank of the old
+restarts differently on different nodes. So the group's first rank chooses a name and writes it with its process id.
+Other ranks take a name only if its process lives. As in `zerotune.agent.agreement.job_start`, every rank of the old
 start must be dead before the first rank of the new start begins.
 """
 

@@ -1,7 +1,7 @@
 /* The plan under which a communicator's calls run: a schedule of stages by call number, the last of which stays.
  *
- * Python's agreement thread prepares a change, promises that no call from a certain number on passes before the outcome
- * is known, and then commits or releases. The thread that calls the communicator compares numbers and switches by
+ * Python's agreement thread prepares a change, promises a call number, and then commits or releases. Calls from that
+ * number on wait until the outcome is known. The thread that calls the communicator compares numbers and switches by
  * itself. It waits only if it reaches the promised call before the outcome. It releases Python's GIL meanwhile, which
  * the agreement thread needs.
  *

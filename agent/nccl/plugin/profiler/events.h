@@ -45,8 +45,8 @@ void zt_event_stop(zt_handle handle);                  /* an event's or a channe
 /* A kernel channel of `event` starts. `gpu_ns` is the GPU's time; has_gpu_time false takes the CPU's.
  * Returns the channel's handle, 0 if the event is over or the channel has started before.
  *
- * Kernels of one communicator run one after another. So a kernel of an earlier group is over once all its channels that
- * have started have stopped, even if NCCL does not report their number. */
+ * Kernels of one communicator run one after another. So a kernel of an earlier group is over once all its started
+ * channels have stopped, even if NCCL does not report their number. */
 zt_handle zt_channel_begin(zt_handle event, uint32_t channel, bool has_gpu_time, uint64_t gpu_ns);
 void zt_channel_gpu_stop(zt_handle channel, uint64_t gpu_ns);
 

@@ -382,7 +382,7 @@ static nccl_result attach(const zt_profiler_start *start, uint32_t rank, void **
   if (communicator == NULL) return NCCL_SUCCESS;
   communicator->mask = start->mask;
   if (start->abi >= 4) zt_shifts_add(communicator);
-  /* After one kernel whose events were not asked for, NCCL would report each channel's times of an earlier kernel. */
+  /* After one kernel whose events were not asked for, NCCL would report times of an earlier kernel for each channel. */
   zt_mask_add(start->mask, NCCL_PROFILE_COLL | NCCL_PROFILE_KERNEL_CHANNEL |
                                (start->abi >= 6 ? NCCL_PROFILE_CE_COLL : 0),
               start->abi >= NCCL_COUNTS_WHAT_IS_ASKED_FOR ? NCCL_PROFILE_KERNEL_CHANNEL : 0);

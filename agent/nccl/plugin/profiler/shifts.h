@@ -1,5 +1,5 @@
-/* Detects kernel times that NCCL's thread reports for the wrong work (a collective or message of a kernel), and waits
- * for works that the thread has not read yet.
+/* Detects kernel times that NCCL's thread reports for the wrong work, and waits for works that it has not read yet. A
+ * work is a collective or message of a kernel.
  *
  * From 2.31 on NCCL's host counts only works whose kernel channels are asked for, but its kernels count all works.
  * After one that was not asked for, NCCL reports for each channel the times of an earlier work, for the rest of the
@@ -14,9 +14,8 @@
 
 /* NCCL's ring of times has 64 entries per channel, and its thread does not check whose time an entry is. A thread that
  * is late by 64 works reads a later work's times. That is impossible while fewer works are enqueued after the reported
- * one. Otherwise the thread counts as late if it did not run for a quarter of the duration of 64 works, or reports a
- * start by that much later than usual. It counts as late until fewer than 64 works are enqueued after the reported one
- * again. */
+ * one. Otherwise the thread counts as late if it did not run, or reports a start later than usual, by a quarter of the
+ * duration of 64 works. It counts as late until fewer than 64 works are enqueued after the reported one again. */
 
 /* Counts a new work and returns its number, from 1; 0 = the communicator is not checked. */
 uint64_t zt_shifts_enqueued(const void *communicator);

@@ -1,4 +1,4 @@
-/* A net plugin (v8, which every release from 2.21 on accepts) with the NICs of the topology file by their names, so
+/* A net plugin, v8, which every release from 2.21 on accepts. It has the NICs of the topology file by their names, so
  * that NCCL's search keeps them. A request is over when it is made, and transfers nothing. A second plugin, for the
  * NICs that support it by the file, has collectives in the switches, as SHARP. */
 #include <string.h>
