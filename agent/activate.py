@@ -132,13 +132,13 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
     atexit.register(session.close)
 
     # A forked child (a data loader's worker) has none of the agent's threads: it must not act for the rank.
-    def leave_child_alone() -> None:
+    def disable_in_child() -> None:
         global installed
         installed = None
         hooks.remove()
         atexit.unregister(session.close)
 
-    os.register_at_fork(after_in_child=leave_child_alone)
+    os.register_at_fork(after_in_child=disable_in_child)
     installed = Installed(session, hooks, time.perf_counter() - began_s)
 
 

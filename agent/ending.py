@@ -15,7 +15,7 @@ from . import first_group
 from .daemon_link.channel import DAEMON_TIMEOUT_S
 from .daemon_link.connection import listener_pid
 from .emulation import BACKEND, uses_nccl
-from .failure import failure_in_words
+from .failure import describe_failure
 from .reasons import QUIET, Mark, Reason, print_line, remove_mark, untuned, write_mark
 from .settings import ENV_LAUNCH, AgentSettings
 
@@ -204,7 +204,7 @@ def print_ending(
         rows_of: rows of the latest plans, by epoch.
         has_answered, is_silent, listened_s, shadow, reasons, replayed_share: see `Facts`.
     """
-    failure = failure_in_words()
+    failure = describe_failure()
     is_reported_by_watcher = bool(failure) and write_mark(Mark.failed, failure)
     group = first_group.made()
     if os.environ.get(ENV_LAUNCH) != "1" or not settings.agent_on or group is None or group.rank != 0:

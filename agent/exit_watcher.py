@@ -17,7 +17,7 @@ from pathlib import Path
 from ..store.foreign.own_python import python_with
 from .reasons import Mark, Reason, print_line, untuned
 
-LOOK_EVERY_S = 0.2
+POLL_S = 0.2
 """Poll interval on kernels without pidfd_open (before 5.3)."""
 
 
@@ -54,7 +54,7 @@ def _wait(pid: int) -> None:
         return
     except (AttributeError, OSError):
         while os.path.exists(f"/proc/{pid}"):
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_S)
 
 
 def main(pid: int, folder: str) -> None:

@@ -10,7 +10,7 @@ from ..store import wire
 from .settings import ENV_FABRIC
 
 MAX_WORDS: Final = 300
-_SAYS_CUDA: Final = ("cuda", "nvidia", "no gpus found", "have nccl")
+_CUDA_WORDS: Final = ("cuda", "nvidia", "no gpus found", "have nccl")
 """Words, in small letters, of torch's errors when it finds no GPU."""
 
 
@@ -20,7 +20,7 @@ def failure() -> str:
     return name.encode("ascii", "replace").decode()[: wire.MAX_ID_LENGTH]
 
 
-def failure_in_words() -> str:
+def describe_failure() -> str:
     """The exception, the exit status, and a remedy if there was no GPU; empty: no exception, or Ctrl-C."""
     if (name := failure()) in ("", "KeyboardInterrupt"):
         return ""
@@ -35,7 +35,7 @@ def failure_in_words() -> str:
 
 def _without_gpu(text: str) -> str:
     torch = sys.modules.get("torch")
-    if torch is None or not any(words in text for words in _SAYS_CUDA):
+    if torch is None or not any(words in text for words in _CUDA_WORDS):
         return ""
     if torch.cuda.is_initialized() or torch.cuda.is_available():  # after an error the GPU may seem unavailable
         return ""

@@ -25,7 +25,7 @@ from .agreement import Agreement
 from .agreement.news import DaemonState, NewCommunicator, Notified, Offered, PollFor, Withdrawn
 from .agreement.protocol import Why
 from .daemon_link.channel import Channel
-from .daemon_link.cost_book import CostBook
+from .daemon_link.cost_table_cache import CostTableCache
 from .daemon_link.job_id import AgreedJobId
 from .daemon_link.leader import LeaderAddress
 from .job_store import open_job_store
@@ -75,7 +75,7 @@ class Membership:
         plugin: Plugin,
         timer: StepTimer,
         queue: StepQueue,
-        costs: CostBook,
+        costs: CostTableCache,
         world: World,
         fabric_id: str,
         fabric: identity.Description,
@@ -111,7 +111,7 @@ class Membership:
         self._is_daemon_new = False
         self._bells: list[int] = []
         self._leader: LeaderAddress | None = None
-        # For the channel's thread alone: the agreement's thread has another connection.
+        # For the channel's thread differing: the agreement's thread has another connection.
         self._agreed_id = AgreedJobId(open_job_store(world.store), rank, settings.job_id)
         plugin.set_recording(rank == 0 or settings.trace_dir is not None)
         has_daemon = settings.plan_path is None
@@ -155,8 +155,8 @@ class Membership:
             return [(Reason.frozen, "ranks differ in versions")]
         if counters.state == "starting" and self._world_size > 1 and time.monotonic() > self._busy_until:
             return [(Reason.frozen, "not all ranks of the job had met; do all have the agent?")]
-        alone = [key for key, why in counters.left_out if why == Why.histories_differ.name]
-        return [(Reason.frozen, f"communicator {key}: {Why.histories_differ.value}") for key in alone]
+        differing = [key for key, why in counters.left_out if why == Why.histories_differ.name]
+        return [(Reason.frozen, f"communicator {key}: {Why.histories_differ.value}") for key in differing]
 
     def _offer(self, plan: Plan) -> None:
         """Under --numerics exact, rows of collectives that compute are dropped, also those of a plan file."""
@@ -202,14 +202,14 @@ class Membership:
         if self._is_daemon_new:
             self._is_daemon_new = False
             self._drain.costs.resend_all()
-        rung: list[tuple[wire.AgentMessage, Any]] = []
+        bells: list[tuple[wire.AgentMessage, Any]] = []
         while self._bells:
-            rung.append((wire.Bell(self._job_id, self._bells.pop(0)), None))
+            bells.append((wire.Bell(self._job_id, self._bells.pop(0)), None))
         if self._rank == 0 and self.agreement.epoch_elsewhere > self._epoch_elsewhere:
             self._epoch_elsewhere = self.agreement.epoch_elsewhere
             self._queue.adopt(self._epoch_elsewhere, self._timer.step)
-        self._timer.settle_from_other_thread()
-        return [*rung, *self._drain.collect()]
+        self._timer.report_from_other_thread()
+        return [*bells, *self._drain.collect()]
 
     def _hello(self) -> wire.Hello | None:
         """The Hello message; None until rank 0's job id is known."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 from ..store.records import Phase
 from . import ending
 from .agreement import AgreementCounters
-from .daemon_link.cost_book import CostBook
+from .daemon_link.cost_table_cache import CostTableCache
 from .emulation import BACKEND, uses_nccl
 from .failure import failure
 from .machine import identity
@@ -36,7 +36,7 @@ from .world import World, current_group
 
 logger = logging.getLogger("zerotune.agent")
 
-LOOK_EVERY_S: Final = 0.2
+POLL_S: Final = 0.2
 """Between two checks for a new default group with a communicator."""
 STEPLESS_AFTER_S: Final = 10.0
 """If a rank that communicates has seen no step for this long, intervals count as steps."""
@@ -57,7 +57,7 @@ class Session:
         self._summary = SummaryWriter(settings.summary_path) if settings.summary_path else None
         self._recent_steps = RecentSteps(self._is_control)
         self._queue = StepQueue()
-        self._costs = CostBook()
+        self._costs = CostTableCache()
         sinks = [self._recent_steps.add, self._queue.add]
         summary = [self._summary.add] if self._summary else []
         self._timer = StepTimer(plugin, *sinks, *summary, on_lost=self._queue.lose)
@@ -96,7 +96,7 @@ class Session:
     @property
     def recent_steps(self) -> RecentSteps:
         """The latest steps, up to now."""
-        self._timer.settle_from_other_thread()
+        self._timer.report_from_other_thread()
         return self._recent_steps
 
     def counters(self) -> Counters | None:
@@ -176,7 +176,7 @@ class Session:
         """Join each default group that the script makes, once it has a communicator."""
         is_last = False
         while not is_last:
-            self._wake.wait(LOOK_EVERY_S)
+            self._wake.wait(POLL_S)
             self._wake.clear()
             is_last, world = self._is_closing, None
             try:
@@ -191,7 +191,7 @@ class Session:
                     self._fail(error)
             if self._membership is not None and not self._has_stepped:
                 self._count_interval()
-            self._timer.settle_from_other_thread()
+            self._timer.report_from_other_thread()
 
     def _join(self, plugin: Plugin, world: World) -> None:
         rank, world_size = world.rank, world.n_ranks
@@ -259,7 +259,7 @@ class Session:
         try:
             if self._thread.is_alive():
                 self._thread.join(CLOSE_TIMEOUT_S)
-            self._timer.settle(is_last=True)
+            self._timer.report_ended(is_last=True)
             if self._membership is not None:
                 self._membership.close(failure())
             elif self._settings.trace_dir is not None and os.environ.get("RANK", "0") == "0":

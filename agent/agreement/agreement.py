@@ -27,9 +27,9 @@ from .members import Members
 from .news import DaemonState, NewCommunicator, News, Notified, Offered, PollFor, Withdrawn
 from .protocol import (
     Answer,
-    Leader,
     Outcome,
     PlanChange,
+    Proposer,
     Why,
     decide,
     decode,
@@ -119,7 +119,7 @@ class Agreement:
         self._notify = notify
         self.fingerprint = f"{_version()} wire={WIRE_VERSION} world={world_size} {fingerprint}"
         self._inbox: deque[News] = deque()
-        self._leader = Leader() if rank == 0 else None
+        self._proposer = Proposer() if rank == 0 else None
         self._left_alone: set[str] = set()
         self._absent: set[int] = set()
         """Rank 0: ranks that did not answer the latest change. The next change does not wait for them."""
@@ -200,7 +200,7 @@ class Agreement:
             while True:
                 self._await_work()
                 try:
-                    self._lead(self._leader) if self._leader is not None else self._follow()
+                    self._propose(self._proposer) if self._proposer is not None else self._follow()
                     n_failures = 0
                 except RuntimeError:
                     if n_failures == len(REPEAT_AFTER_S) or self._is_closing:
@@ -217,7 +217,7 @@ class Agreement:
 
     def _start_job(self) -> bool:
         exchange, world_size = self._exchange, self._world_size
-        if self._leader is not None:
+        if self._proposer is not None:
             self.incarnation = job_start.begin_incarnation(exchange)
             is_alike = job_start.compare(exchange, world_size, self.fingerprint)
         else:
@@ -230,13 +230,13 @@ class Agreement:
 
     def _await_work(self) -> None:
         """Sleep until there is work; raises `Closed` when the agreement is closed."""
-        leader = self._leader
+        proposer = self._proposer
         while not self._is_closing:
             while self._inbox:
                 self._handle(self._inbox.popleft())
             now_s = time.monotonic()
-            if leader is not None:
-                if leader.offered is not None or now_s >= self._repeat_at_s:
+            if proposer is not None:
+                if proposer.offered is not None or now_s >= self._repeat_at_s:
                     return
                 pause_s = min(self._repeat_at_s - now_s, FOREVER_S)
             elif self._notified >= self._next:
@@ -245,7 +245,7 @@ class Agreement:
                 pause_s, self._poll_pause_s = self._poll_pause_s, min(2.0 * self._poll_pause_s, LONGEST_POLL_S)
             else:
                 pause_s = FOREVER_S if self._has_daemon or not self._has_plan else LONGEST_POLL_S
-            if not self._wake.wait(pause_s) and leader is None and pause_s < FOREVER_S:
+            if not self._wake.wait(pause_s) and proposer is None and pause_s < FOREVER_S:
                 return
             self._wake.clear()
         raise Closed
@@ -253,13 +253,13 @@ class Agreement:
     def _handle(self, news: News) -> None:
         now_s = time.monotonic()
         match news:
-            case Offered(plan) if self._leader is not None:
+            case Offered(plan) if self._proposer is not None:
                 self._n_repeats = 0
-                if not self._leader.offer(plan):
-                    self._refuse(plan, f"its epoch does not rise above {self._leader.highest.epoch}")
-            case Withdrawn() if self._leader is not None:
-                self._leader.withdraw()
-            case NewCommunicator() | Notified(0) if self._leader is not None:
+                if not self._proposer.offer(plan):
+                    self._refuse(plan, f"its epoch does not rise above {self._proposer.highest.epoch}")
+            case Withdrawn() if self._proposer is not None:
+                self._proposer.withdraw()
+            case NewCommunicator() | Notified(0) if self._proposer is not None:
                 self._n_repeats, self._repeat_at_s = 0, now_s + REPEAT_AFTER_S[0]
             case Notified(number):
                 self._notified = max(self._notified, number)
@@ -268,12 +268,12 @@ class Agreement:
             case PollFor(for_s):
                 self._poll_until_s, self._poll_pause_s = now_s + for_s, FIRST_POLL_S
 
-    def _lead(self, leader: Leader) -> None:
+    def _propose(self, proposer: Proposer) -> None:
         self._repeat_at_s = float("inf")
-        plan = leader.offered
-        if plan is not None and not self._can_load(leader, plan):
+        plan = proposer.offered
+        if plan is not None and not self._can_load(proposer, plan):
             return
-        change = leader.announce(self._next, plan)
+        change = proposer.announce(self._next, plan)
         if change is None:
             return
         self._next += 1
@@ -282,7 +282,7 @@ class Agreement:
         self._notify(change.number)
         outcome = self._take_part(change)
         self._notify(change.number)
-        leader.learn(outcome)
+        proposer.learn(outcome)
         if outcome.switches:
             rows_of = self.rows_of | {stage.epoch: stage.rows for _, stage in change.plan.stages()}
             self.rows_of = dict([*rows_of.items()][-MOST_PLANS:])  # a copy: another thread may read the old one
@@ -335,7 +335,7 @@ class Agreement:
     def _learn(self, change: PlanChange, answer: Answer) -> bytes:
         """The outcome. Other ranks may rely on this rank's promises by now: they hold, whatever fails."""
         try:
-            if self._leader is not None:
+            if self._proposer is not None:
                 return self._decide(change, answer)
             self._exchange.append(_answers_key(change.number), framed(self._rank, encode(answer)))
         except Exception as error:
@@ -409,13 +409,13 @@ class Agreement:
             self._repeat_at_s = time.monotonic() + REPEAT_AFTER_S[self._n_repeats]
             self._n_repeats += 1
 
-    def _can_load(self, leader: Leader, plan: Plan) -> bool:
+    def _can_load(self, proposer: Proposer, plan: Plan) -> bool:
         """Whether rank 0 can prepare the plan, and other ranks can decode it."""
         try:
             self._plugin.prepare(plan)
             decode(encode(PlanChange(1, plan)), PlanChange)
         except Exception as error:
-            leader.refuse(plan)
+            proposer.refuse(plan)
             self._refuse(plan, str(error))
             return False
         return True

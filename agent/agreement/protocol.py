@@ -8,8 +8,8 @@ communicator at a *call number*, which every rank counts for itself. A change ta
 2. The `Outcome` is written once, by compare-and-set. Rank 0 writes which communicators switch, and at which calls. A
    rank that waited for too long writes that none switches.
 
-A communicator switches only if all of its ranks answered, at or after the furthest of their promises. `Leader` chooses
-the change that rank 0 asks for, `decide` its outcome. The model checker in tests/agreement drives both.
+A communicator switches only if all of its ranks answered, at or after the furthest of their promises. `Proposer`
+chooses the change that rank 0 asks for, `decide` its outcome. The model checker in tests/agreement drives both.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _switch_calls(
 
 
 @dataclass(slots=True)
-class Leader:
+class Proposer:
     """Chooses the change that rank 0 asks for, from the daemon's offers; never waits for an offer."""
 
     plan: Plan = BASELINE_PLAN

@@ -57,10 +57,10 @@ class StatusCache:
     """Owns thread `zerotune-figures`: asks the daemon for this job's status, for as long as `look` is called."""
 
     def __init__(self) -> None:
-        self._word: tuple[JobStatus | None, str] = (None, OK)
+        self._status: tuple[JobStatus | None, str] = (None, OK)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._looked = threading.Event()
+        self._requested = threading.Event()
 
     def look(self, session: Session) -> tuple[JobStatus | None, str]:
         """The latest status and the health; OK until the daemon was asked."""
@@ -68,20 +68,20 @@ class StatusCache:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._ask, args=(session,), name="zerotune-figures", daemon=True)
                 self._thread.start()
-        self._looked.set()
-        return self._word
+        self._requested.set()
+        return self._status
 
     def _ask(self, session: Session) -> None:
-        while self._looked.wait():
-            self._looked.clear()
+        while self._requested.wait():
+            self._requested.clear()
             try:
                 reply, job_id = fetch_status(session.endpoint, ASK_TIMEOUT_S), session.job_id
                 status = next((job for job in reply.jobs if job.job_id == job_id), None) if reply else None
                 silence = SILENT if reply is None else UNKNOWN_JOB
-                self._word = status, silence if status is None else status.health
+                self._status = status, silence if status is None else status.health
             except Exception as error:  # another user's daemon, or no keys for it
                 logger.debug("zerotune: the daemon's status is not known: %r", error)
-                self._word = None, SILENT
+                self._status = None, SILENT
             time.sleep(ASK_EVERY_S)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 logger = logging.getLogger("zerotune.agent")
 
 KEY: Final = "leader"
-LOOK_EVERY_HELLOS: Final = 32
+READ_EVERY_HELLOS: Final = 32
 """Hellos between two reads of the store, after reads at Hello 1, 2, 4, 8 and 16."""
 _ANY_HOST: Final = ("tcp://0.0.0.0:", "tcp://[::]:", "tcp://*:")
 
@@ -29,7 +29,7 @@ class LeaderAddress:
     def __init__(self, store: Any, rank: int, *, is_first_of_node: bool) -> None:
         self._store = store
         self._is_leader = rank == 0
-        self._looks = is_first_of_node and rank != 0
+        self._reads = is_first_of_node and rank != 0
         self._published: str | None = None
         self._n_hellos = 0
         self._found = ""
@@ -45,11 +45,11 @@ class LeaderAddress:
 
     def look_up(self) -> str:
         """The leading daemon's address as seen from this node; empty while it is unknown."""
-        if not self._looks:
+        if not self._reads:
             return ""
         self._n_hellos += 1
         n = self._n_hellos
-        if n % LOOK_EVERY_HELLOS == 0 or (n < LOOK_EVERY_HELLOS and n & (n - 1) == 0):
+        if n % READ_EVERY_HELLOS == 0 or (n < READ_EVERY_HELLOS and n & (n - 1) == 0):
             try:
                 if self._store.check([KEY]):
                     self._found = from_here(bytes(self._store.get(KEY)).decode(), os.environ.get("MASTER_ADDR", ""))

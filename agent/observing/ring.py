@@ -10,7 +10,7 @@ import numpy as np
 from ...store import wire
 from ...store.records.passages import Passages
 from ...store.wire import FLAG_TIMED
-from ..daemon_link.cost_book import CostBook
+from ..daemon_link.cost_table_cache import CostTableCache
 from ..nccl.library import COST_RING_RECORDS, RING_RECORDS
 from ..steps.step_queue import StepQueue
 
@@ -37,7 +37,7 @@ class RecordDrain:
         rank: int,
         queue: StepQueue,
         log: TraceLog | None = None,
-        costs: CostBook | None = None,
+        costs: CostTableCache | None = None,
     ) -> None:
         self._rings = rings
         self._job_id = job_id
@@ -48,7 +48,7 @@ class RecordDrain:
         self._mask = np.empty(RING_RECORDS, np.bool_)
         self._passages = Passages()
         self._collecting = threading.Lock()
-        self.costs = costs or CostBook()
+        self.costs = costs or CostTableCache()
         self.cached_share = 0.0
         """Share of device memory that torch has reserved and does not use."""
 

@@ -97,8 +97,8 @@ class VirtualClock:
         known_us = exposed_us if device.is_exposure_known else None
         if not device.host_ahead:
             return DeviceReading(now_us, known_us)
-        comes_at = self._n_noted + device.host_ahead
-        return DeviceReading(now_us, known_us, lambda: self._n_noted >= comes_at)
+        reached_at = self._n_noted + device.host_ahead
+        return DeviceReading(now_us, known_us, lambda: self._n_noted >= reached_at)
 
 
 class DeviceEvent(Protocol):

@@ -58,7 +58,7 @@ class StepHooks:
         self._on_capture = on_capture
         self._backward_depth = 0
         self._has_stepped_inside = False
-        self._gradients_ever = False
+        self._had_gradients = False
         self._gradients_since_boundary = False
         self._compiled_step_ended = False
         self._captured: Any = None
@@ -84,13 +84,13 @@ class StepHooks:
 
     def step_ended(self) -> None:
         """The script reports that a step ends here; ignored if the end of this step was seen already."""
-        self._settle_compiled_step()
+        self._end_compiled_step()
         self._end_step()
 
     # ---- gradients -------------------------------------------------------------------------------
 
     def _enter_backward(self) -> None:
-        self._settle_compiled_step()
+        self._end_compiled_step()
         # Reentrant activation checkpointing calls backward inside backward.
         if self._backward_depth == 0:
             self._on_region(Region.backward)
@@ -100,15 +100,15 @@ class StepHooks:
         self._backward_depth -= 1
         if self._backward_depth:
             return
-        self._gradients_came()
+        self._note_gradients()
         self._on_region(Region.after_backward)
         if self._has_stepped_inside:
             self._has_stepped_inside = False
             self._end_step()
 
-    def _gradients_came(self) -> None:
-        self._settle_compiled_step()
-        self._gradients_ever = self._gradients_since_boundary = True
+    def _note_gradients(self) -> None:
+        self._end_compiled_step()
+        self._had_gradients = self._gradients_since_boundary = True
 
     # ---- optimizers ------------------------------------------------------------------------------
 
@@ -134,13 +134,13 @@ class StepHooks:
         else:
             self._end_step()
 
-    def _settle_compiled_step(self) -> None:
+    def _end_compiled_step(self) -> None:
         if self._compiled_step_ended:
             self._compiled_step_ended = False
             self._end_step()
 
     def _end_step(self) -> None:
-        if self._gradients_since_boundary or not self._gradients_ever:
+        if self._gradients_since_boundary or not self._had_gradients:
             self._gradients_since_boundary = False
             self._on_boundary()
         self._on_region(Region.forward)
@@ -169,7 +169,7 @@ class StepHooks:
             run(graph)
             self._on_replay(graph)
             # A graph without a backward does no harm: only the next optimizer step makes a boundary.
-            self._gradients_came()
+            self._note_gradients()
             if graph in self._graphs_with_step:
                 self._end_step()
 
@@ -196,7 +196,7 @@ def _watched_engine(hooks: StepHooks) -> Any:
                 try:
                     return super().run_backward(*args, **kwargs)
                 finally:
-                    hooks._gradients_came()
+                    hooks._note_gradients()
             hooks._enter_backward()
             try:
                 return super().run_backward(*args, **kwargs)

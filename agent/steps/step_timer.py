@@ -67,7 +67,7 @@ class StepTimer:
         """False after a graph was replayed: NCCL does not ask the tuner for calls in graphs."""
         self.pressure: float | None = None
         self._noted: deque[_End] = deque()
-        self._settling = threading.Lock()
+        self._reporting = threading.Lock()
         self._last: _End | None = None
         """The newest end that the device has reached; None: unknown."""
         self._epoch = 0
@@ -107,7 +107,7 @@ class StepTimer:
                 return
             is_step = False
         if len(self._noted) >= MAX_UNDERWAY:
-            self.settle()
+            self.report_ended()
         if len(self._noted) < MAX_UNDERWAY:  # else the clock would reuse an event that is not read yet
             whole = is_step and not is_mixed
             self._noted.append(_End(self.step, self._epoch, self.clock.note(), self.pressure, whole))
@@ -115,24 +115,24 @@ class StepTimer:
             self._on_lost()
         self.step += 1
         if self.clock.training_thread_only:
-            self.settle()
+            self.report_ended()
         if self._n_observed:
             self._n_observed -= 1
             if self._n_observed == 0:
                 self._set_observing()
 
-    def settle_from_other_thread(self) -> None:
-        """`settle` from another thread; does nothing if only the training thread may read the clock."""
+    def report_from_other_thread(self) -> None:
+        """`report_ended` from another thread; does nothing if only the training thread may read the clock."""
         if not self.clock.training_thread_only:
-            self.settle()
+            self.report_ended()
 
-    def settle(self, *, is_last: bool = False) -> None:
+    def report_ended(self, *, is_last: bool = False) -> None:
         """Report the steps whose ends the device has reached by now; never waits for it.
 
         Args:
             is_last: drop the steps whose ends it has not reached.
         """
-        with self._settling:
+        with self._reporting:
             while self._noted:
                 end = self._noted[0]
                 is_reached = end.instant is None or end.instant.is_reached()

@@ -152,7 +152,7 @@ def told_steps(host_ahead: int, *, has_events: bool) -> tuple[np.ndarray, int, i
         device.run(host_ahead)
         timer.finish()
     device.run()
-    timer.settle(is_last=True)
+    timer.report_ended(is_last=True)
     off = np.array([abs(one.duration_us / true_us[one.epoch - 1] - 1.0) for one in told])
     return off, int((off > WRONG).sum()), len(lost)
 

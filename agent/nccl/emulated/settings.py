@@ -58,7 +58,7 @@ def emulation() -> Emulation:
     if settings.compute == "model":
         ComputeModel(fabric.compute).install()
     else:  # by then a script must have waited for its futures
-        register_optimizer_step_pre_hook(lambda *_: clock.current().settle())
+        register_optimizer_step_pre_hook(lambda *_: clock.current().wait_for_futures())
     return Emulation(fabric, settings.seed)
 
 

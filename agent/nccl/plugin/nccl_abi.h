@@ -122,7 +122,7 @@ enum nccl_profile_event {
   NCCL_PROFILE_CE_COLL = 4096 /* v6 and newer */
 };
 enum { NCCL_STATE_KERNEL_CHANNEL_STOP = 22 };
-enum { NCCL_COUNTS_WHAT_IS_ASKED_FOR = 7 }; /* NCCL 2.31: the host counts only kernels whose events are asked for */
+enum { NCCL_COUNTS_REQUESTED_ONLY = 7 }; /* NCCL 2.31: the host counts only kernels whose events are asked for */
 
 /* The part after the common head of a descriptor, by version. The unions of the real descriptors are
  * wider, but a plugin reads only the member that `type` names. */

@@ -22,7 +22,7 @@ from ..mock_cuda.machine import (
 )
 
 _NIC_CLASS: Final = "0x02"
-_UNSEEN_SWITCH: Final = "fffffff:ff:ff.0"
+_HIDDEN_SWITCH: Final = "fffffff:ff:ff.0"
 """NCCL's bus id for a switch that a virtual machine does not show."""
 _LINKED_SINCE: Final = 60
 """From this compute capability on, until there were switches, GPUs have direct links that differ by machine."""
@@ -99,7 +99,7 @@ def _link(path: Path, gpus: list[ElementTree.Element], capability: int) -> None:
         )
     for gpu in gpus:
         ElementTree.SubElement(
-            gpu, "nvlink", target=_UNSEEN_SWITCH, count=str(sum(SWITCHED[capability])), tclass=SWITCH_CLASS
+            gpu, "nvlink", target=_HIDDEN_SWITCH, count=str(sum(SWITCHED[capability])), tclass=SWITCH_CLASS
         )
 
 

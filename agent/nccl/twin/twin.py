@@ -32,7 +32,7 @@ TIMEOUT_S: Final = 300.0
 _POLL_S: Final = 0.2
 _READ_BYTES: Final = 1 << 16
 _STDERR_BYTES: Final = 2000
-_OURS: Final = frozenset(
+_SET_BY_TWIN: Final = frozenset(
     {"NCCL_TOPO_FILE", "NCCL_HOSTID", "NCCL_NET_PLUGIN"}
     | {name for place in (TUNER, PROFILER) for name in (place.variable, place.next_variable)}
 )
@@ -174,7 +174,7 @@ class _Nodes:
         return answer
 
     def _start(self, request: NodeRequest) -> subprocess.Popen[bytes]:
-        environment = {name: value for name, value in os.environ.items() if name not in _OURS}
+        environment = {name: value for name, value in os.environ.items() if name not in _SET_BY_TWIN}
         stderr = os.memfd_create(f"node-{request.node}")
         self._stderr.append(stderr)
         process = subprocess.Popen(

@@ -42,13 +42,13 @@ class Clock:
         self._now_us = 0.0
         self._exposed_us = 0.0
         self._holds: list[_Hold] = []
-        self._unsettled: list[Callable[[], float]] = []
+        self._futures: list[Callable[[], float]] = []
         self._lock = threading.RLock()
         self._cpu = threading.local()
 
     def reading(self) -> tuple[float, float]:
         """`now_us` and `exposed_us`, which belong together if the computing thread asks."""
-        self.settle()
+        self.wait_for_futures()
         return self._now_us, self._exposed_us
 
     def now_us(self) -> float:
@@ -107,18 +107,18 @@ class Clock:
                 # Not only in `advance`: a job without computation would keep every collective.
                 self._holds = [hold for hold in self._holds if hold.end_us > end_us]
 
-    def settle_later(self, completion: Callable[[], float]) -> None:
-        """At the next `settle`, wait until `completion()` (a time): for futures, whose waits are hidden."""
+    def add_future(self, completion: Callable[[], float]) -> None:
+        """At the next `wait_for_futures`, wait until `completion()` (a time): for futures, whose waits are hidden."""
         with self._lock:
-            self._unsettled.append(completion)
+            self._futures.append(completion)
 
-    def settle(self) -> None:
-        """Wait for all of `settle_later`; called where a training script must have waited for them."""
-        if not self._unsettled:
+    def wait_for_futures(self) -> None:
+        """Wait for all of `add_future`; called where a training script must have waited for them."""
+        if not self._futures:
             return
         with self._lock:
-            unsettled, self._unsettled = self._unsettled, []
-        for completion in unsettled:
+            futures, self._futures = self._futures, []
+        for completion in futures:
             self.wait_until(completion())
 
     def skip_cpu(self) -> None:

@@ -54,14 +54,14 @@ class ComputeModel:
             return
         current = clock.current()
         if torch._C._current_graph_task_id() == -1:
-            current.settle()
+            current.wait_for_futures()
         cost_us = self.forward_us(module, output)
         current.advance(cost_us)
         if output.requires_grad and torch.is_grad_enabled():
             output.register_hook(functools.partial(_backward, 2.0 * cost_us))  # type: ignore[no-untyped-call]
 
     def _before_step(self, *_arguments: Any) -> None:
-        clock.current().settle()
+        clock.current().wait_for_futures()
 
     def _after_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
         n_bytes = 0

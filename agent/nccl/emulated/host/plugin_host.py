@@ -212,7 +212,7 @@ class CommunicatorPlugins:
             self._host.n_algorithms, captured, nvls, self._n_channels_address,
         )  # fmt: skip
         if result == _NO_SUCH_CELL and not self._host.release.checks_tuner:
-            raise EmulatedNcclError("the tuner plugin chose a cell that is not available; NCCL 2.21 would run it unchecked")
+            raise EmulatedNcclError("the tuner plugin chose a cell that does not exist; NCCL 2.21 would run it")
         if result not in (0, _NO_SUCH_CELL):
             raise EmulatedNcclError(f"the tuner plugin failed the collective (error {result})")
         return self._n_channels.value

@@ -64,12 +64,12 @@ class EmulatedWork(Work):
         return list(self._outputs)
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future, completed by another thread; the virtual clock advances at the next `settle`."""
+        """A future, completed by another thread; the virtual clock advances at the next `wait_for_futures`."""
         if self._future is None:
             done: torch.futures.Future[Any] = torch.futures.Future()
             # C++ would take an error that Python sets for a value; an error raised in `_value` is an error.
             self._future = done.then(_value)
-            clock.current().settle_later(lambda: self._complete(_NO_TIMEOUT))
+            clock.current().add_future(lambda: self._complete(_NO_TIMEOUT))
             _progress.submit(self, done)
         return self._future
 

@@ -14,7 +14,7 @@
 #define ZT_NO_PHASE 255u
 
 typedef struct {
-  uint32_t n_owners; /* under the registry's lock */
+  uint32_t n_references; /* under the registry's lock */
   uint32_t n_calls;
   zt_cycle_call *calls;
   uint32_t *borders; /* [i]: length of the longest proper prefix that ends calls[0..i] */
@@ -24,13 +24,13 @@ typedef struct {
   const zt_cycle *cycle; /* NULL = none: no call has a phase */
   uint32_t at;
   bool is_on;
-} zt_cycle_place;
+} zt_cycle_position;
 
 zt_cycle *zt_cycle_new(const zt_cycle_call *calls, uint32_t n_calls); /* NULL when out of memory */
 bool zt_cycle_equals(const zt_cycle *cycle, const zt_cycle_call *calls, uint32_t n_calls);
 void zt_cycle_release(zt_cycle *cycle);
 
 /* Phase of the next call; ZT_NO_PHASE = unknown. */
-uint32_t zt_cycle_follow(zt_cycle_place *place, const zt_cycle *cycle, uint32_t collective, uint64_t message_bytes);
+uint32_t zt_cycle_follow(zt_cycle_position *place, const zt_cycle *cycle, uint32_t collective, uint64_t message_bytes);
 
 #endif

@@ -153,7 +153,7 @@ static zt_cycle *cycle_after(const zt_schedule *schedule, const zt_cycle_call *c
   if (n_calls == 0) return NULL;
   zt_cycle *before = schedule->n_stages > 0 ? schedule->stages[schedule->n_stages - 1].cycle : NULL;
   if (!zt_cycle_equals(before, calls, n_calls)) return zt_cycle_new(calls, n_calls);
-  before->n_owners++;
+  before->n_references++;
   return before;
 }
 
@@ -172,8 +172,8 @@ static int commit(zt_agreed *agreed, const uint64_t *from_calls, uint32_t n_from
                          old->stages[i + 1].from_call < from_calls[0];
     if (is_over) continue;
     new->stages[new->n_stages++] = old->stages[i];
-    if (old->stages[i].table != NULL) (void)zt_plan_table_hold(old->stages[i].table);
-    if (old->stages[i].cycle != NULL) old->stages[i].cycle->n_owners++;
+    if (old->stages[i].table != NULL) (void)zt_plan_table_retain(old->stages[i].table);
+    if (old->stages[i].cycle != NULL) old->stages[i].cycle->n_references++;
   }
   if (n_from == 0) new->stages[new->n_stages++] = (stage){.from_call = from_calls[0]};
   for (uint32_t i = 0; i < n_from; i++) {
@@ -182,7 +182,7 @@ static int commit(zt_agreed *agreed, const uint64_t *from_calls, uint32_t n_from
       free_schedule(new);
       return -2;
     }
-    new->stages[new->n_stages++] = (stage){from_calls[i], zt_plan_table_hold(prepared[i]), its_cycle};
+    new->stages[new->n_stages++] = (stage){from_calls[i], zt_plan_table_retain(prepared[i]), its_cycle};
   }
   if (publish(agreed, new)) return 0;
   free_schedule(new);

@@ -27,7 +27,7 @@ typedef struct {
   zt_schedule *retired;            /* under the registry's lock */
   _Atomic uint32_t epoch;          /* of the latest call */
   _Atomic bool is_over;            /* the communicator is being destroyed: it has no more calls */
-  zt_cycle_place place;
+  zt_cycle_position place;
   _Atomic uint32_t n_off_cycle;
 } zt_agreed;
 

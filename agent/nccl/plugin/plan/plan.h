@@ -1,7 +1,7 @@
 /* The plan: two tables, one read by getCollInfo, the other free to be rebuilt.
  *
  * A lookup is three dependent loads for any number of rows: (class, collective, phase) gives a group of rows, (group,
- * octave of the message) a short run of rows, and a branchless binary search the row. It depends on its arguments and
+ * octave of the message) a short slice of rows, and a branchless binary search the row. It depends on its arguments and
  * the active table only.
  *
  * Readers never write, so they scale. Each table has a version that is odd while it is rebuilt. If a slow reader's
@@ -42,7 +42,7 @@ zt_choice zt_plan_epoch_and_phase(const zt_plan_table *table, uint32_t collectiv
  * registry's lock. */
 zt_plan_table *zt_plan_table_new(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step,
                                  int *fault);
-zt_plan_table *zt_plan_table_hold(zt_plan_table *table);
+zt_plan_table *zt_plan_table_retain(zt_plan_table *table);
 void zt_plan_table_release(zt_plan_table *table);
 
 #endif

@@ -232,7 +232,7 @@ static void report(event *its, bool host_is_over) {
   }
 }
 
-static void part_is_gone(event *its, uint32_t generation);
+static void release_part(event *its, uint32_t generation);
 
 /* All parts are over, or the communicator is being destroyed: the caller owns the event. */
 static void finish(event *its, uint32_t generation) {
@@ -242,10 +242,10 @@ static void finish(event *its, uint32_t generation) {
   if (whole == its) report(its, READ(its->host_part) == ((uint64_t)generation << 8 | 1));
   WRITE(its->owner, 0);
   return_free(its);
-  if (whole != NULL && whole != its) part_is_gone(whole, generation_of(run));
+  if (whole != NULL && whole != its) release_part(whole, generation_of(run));
 }
 
-static void part_is_gone(event *its, uint32_t generation) {
+static void release_part(event *its, uint32_t generation) {
   uint64_t pending = READ(its->pending);
   do {
     if (pending >> 32 != generation || parts(pending) == 0) return;
@@ -254,9 +254,9 @@ static void part_is_gone(event *its, uint32_t generation) {
 }
 
 /* One part is over; only the first call for this generation counts. */
-static void part_is_over(event *its, _Atomic uint64_t *part, uint32_t generation) {
+static void end_part(event *its, _Atomic uint64_t *part, uint32_t generation) {
   uint64_t open = (uint64_t)generation << 8;
-  if (atomic_compare_exchange_strong(part, &open, open | 1)) part_is_gone(its, generation);
+  if (atomic_compare_exchange_strong(part, &open, open | 1)) release_part(its, generation);
 }
 
 /* ---- events ---- */
@@ -315,7 +315,7 @@ static void host_stop(zt_handle handle) {
   event *its = event_of(handle);
   if (its == NULL || READ(its->host_part) != (uint64_t)generation_of(handle) << 8) return;
   its->host_stop_ns = zt_cpu_ns();
-  part_is_over(its, &its->host_part, generation_of(handle));
+  end_part(its, &its->host_part, generation_of(handle));
 }
 
 /* NCCL launches a communicator's kernels one after another, and polls all of them in turn. It drops a channel whose
@@ -325,27 +325,27 @@ static void kernel_is_over(event *its, uint32_t generation) {
   for (zt_handle handle = READ(its->earlier); event_of(handle) != NULL;) {
     event *earlier = event_of(handle);
     const zt_handle next = READ(earlier->earlier);
-    if (READ(earlier->group) != READ(its->group)) part_is_over(earlier, &earlier->kernel_part, generation_of(handle));
+    if (READ(earlier->group) != READ(its->group)) end_part(earlier, &earlier->kernel_part, generation_of(handle));
     handle = next;
   }
-  part_is_over(its, &its->kernel_part, generation);
+  end_part(its, &its->kernel_part, generation);
 }
 
 /* Ends a kernel whose number of channels is unknown, if another group's kernel has started and all its channels that
  * have started are over. */
-static void settle(event *its, uint32_t generation) {
+static void end_if_stopped(event *its, uint32_t generation) {
   const uint64_t stopped = READ(its->n_stopped);
   const bool may_be_over = READ(its->is_followed) && !READ(its->is_certain);
   if (may_be_over && (uint32_t)stopped > 0 && stopped == READ(its->n_started)) kernel_is_over(its, generation);
 }
 
-static void settle_earlier(event *running) {
+static void end_earlier(event *running) {
   for (zt_handle handle = READ(running->earlier); event_of(handle) != NULL;) {
     event *its = event_of(handle);
     const zt_handle next = READ(its->earlier);
     if (READ(its->group) != READ(running->group)) {
       WRITE(its->is_followed, true);
-      settle(its, generation_of(handle));
+      end_if_stopped(its, generation_of(handle));
     }
     handle = next;
   }
@@ -368,7 +368,7 @@ zt_handle zt_channel_begin(zt_handle handle, uint32_t channel, bool has_gpu_time
     if (event_of(handle) == NULL) return 0;    /* the event is reused: both may be of its next use */
     if (number != 0 && has_gpu_time) zt_shifts_started(checked, number, gpu_ns);
     if (number != 0 && zt_shifts_are_late(checked, number)) WRITE(its->is_late, true);
-    settle_earlier(its);
+    end_earlier(its);
   }
   return handle_of(its, generation, channel + 1);
 }
@@ -394,7 +394,7 @@ static void channel_stop(zt_handle handle) {
                                                              : NOT_TIMED;
   if (!atomic_compare_exchange_strong(&slot->tag, &tag, (uint64_t)generation << 8 | stopped)) return;
   if (count_up(&its->n_stopped, generation) == READ(its->n_expected)) kernel_is_over(its, generation);
-  settle(its, generation);
+  end_if_stopped(its, generation);
 }
 
 void zt_event_stop(zt_handle handle) {

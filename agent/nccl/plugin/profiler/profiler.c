@@ -72,7 +72,7 @@ static uint32_t channels_to_expect(const collective_event *coll) {
 
 /* The chunk size given to NCCL. A graph's replay keeps that of its capture, which is unknown here. */
 static uint32_t chunk_bytes_of(const zt_communicator *communicator, const collective_event *coll) {
-  if (!communicator->chunks.is_asked) return 0;
+  if (!communicator->chunks.is_enabled) return 0;
   if (coll->flags & ZT_FLAG_CAPTURED) return ZT_UNKNOWN_CHUNK;
   return zt_chunk_decided(&communicator->chunks, coll->collective, coll->algorithm, coll->protocol);
 }
@@ -385,7 +385,7 @@ static nccl_result attach(const zt_profiler_start *start, uint32_t rank, void **
   /* After one kernel whose events were not asked for, NCCL would report times of an earlier kernel for each channel. */
   zt_mask_add(start->mask, NCCL_PROFILE_COLL | NCCL_PROFILE_KERNEL_CHANNEL |
                                (start->abi >= 6 ? NCCL_PROFILE_CE_COLL : 0),
-              start->abi >= NCCL_COUNTS_WHAT_IS_ASKED_FOR ? NCCL_PROFILE_KERNEL_CHANNEL : 0);
+              start->abi >= NCCL_COUNTS_REQUESTED_ONLY ? NCCL_PROFILE_KERNEL_CHANNEL : 0);
   *context = zt_next_profiler_init(communicator, start);
   if (*context == NULL) {
     zt_mask_remove(start->mask);

@@ -16,7 +16,7 @@
 #define ZT_OWN_CHUNK 1u /* NCCL's own size; below any size of a plan */
 
 typedef struct {
-  bool is_asked;  /* NCCL asks for chunk sizes on this communicator */
+  bool is_enabled;  /* NCCL asks for chunk sizes on this communicator */
   bool has_begun; /* NCCL has asked since the latest decision: the next decision belongs to another group */
   uint16_t kib[NCCL_N_COLLECTIVES][NCCL_MAX_ALGORITHMS][NCCL_N_PROTOCOLS]; /* 0 = no decision in this group */
 } zt_chunks;

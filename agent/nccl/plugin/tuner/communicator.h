@@ -50,7 +50,7 @@ typedef struct {
   uint64_t bytes_left;
   int n_channels; /* 0 = no opinion */
   bool is_row_cell; /* a row named the cell, so that the next tuner's channels do not apply */
-} zt_run;
+} zt_fused_run;
 
 typedef struct zt_next_tuner zt_next_tuner; /* next/tuner.h */
 
@@ -73,7 +73,7 @@ typedef struct zt_communicator {
   void *next_context;
   zt_agreed agreed; /* counts the calls */
   _Atomic uint64_t n_matched, n_ignored_cells, n_clamped_channels, n_estimates, n_next_tuner_faults;
-  zt_run runs[ZT_N_COLLECTIVE_CODES];
+  zt_fused_run runs[ZT_N_COLLECTIVE_CODES];
   zt_chunks chunks;
   _Atomic uint32_t sequence[ZT_N_COLLECTIVE_CODES];
   _Atomic uint64_t costs_reported[ZT_N_COLLECTIVE_CODES][4]; /* a bit per size class */

@@ -202,7 +202,7 @@ ZT_INLINE bool apply(zt_communicator *communicator, const zt_class *its_class, c
     if (asked->offered != NULL) memcpy(table->cost_us, asked->offered, n_cells * sizeof(float));
     make_cheapest(table, cell);
   }
-  return names_cell || *asked_channels > 0 || (choice->chunk_kib > 0 && communicator->chunks.is_asked);
+  return names_cell || *asked_channels > 0 || (choice->chunk_kib > 0 && communicator->chunks.is_enabled);
 }
 
 /* Keep the chunk size for the cell that NCCL will take. */
@@ -239,16 +239,16 @@ ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_call_plan *cal
   else if (matched) /* the next tuner's channels were for another cell */
     *n_channels = asked->offered_channels;
   if (matched) ZT_BUMP(communicator->n_matched);
-  const bool is_chunk_asked = __builtin_expect(communicator->chunks.is_asked, 0);
-  const uint16_t chunk_kib = is_chunk_asked && matched ? choice->chunk_kib : 0;
-  if (is_chunk_asked) note_chunk(communicator, asked, table, chunk_kib);
+  const bool has_chunks = __builtin_expect(communicator->chunks.is_enabled, 0);
+  const uint16_t chunk_kib = has_chunks && matched ? choice->chunk_kib : 0;
+  if (has_chunks) note_chunk(communicator, asked, table, chunk_kib);
 
   const uint32_t sequence = atomic_load_explicit(&communicator->sequence[asked->collective], memory_order_relaxed);
   atomic_store_explicit(&communicator->sequence[asked->collective], sequence + 1, memory_order_relaxed);
   const uint8_t flags = (uint8_t)((matched ? ZT_FLAG_MATCHED : 0) | (asked->registered ? ZT_FLAG_REGISTERED : 0) |
                                   (call_plan->is_off_cycle && !choice->found ? ZT_FLAG_OFF_CYCLE : 0));
   if (zt_read(&zt_shared.capturing)) {
-    if (zerotune_profiler_abi() >= NCCL_COUNTS_WHAT_IS_ASKED_FOR)
+    if (zerotune_profiler_abi() >= NCCL_COUNTS_REQUESTED_ONLY)
       atomic_store_explicit(&communicator->is_uncounted, true, memory_order_relaxed);
   } else if (zt_read(&zt_shared.observing) && !atomic_load_explicit(&communicator->is_uncounted, memory_order_relaxed)) {
     zt_decision_note(communicator, asked->collective, asked->message_bytes, choice->epoch, choice->phase, flags);
@@ -310,9 +310,9 @@ static nccl_result coll_info_v3(void *context, int collective, size_t n_bytes, i
 
 /* It asks once for a fused run, with the sum of its bytes, for the cell. Then it asks for each call of the run, for
  * channels only. */
-static bool is_member_of_run(zt_communicator *communicator, const call *asked, int *n_channels) {
+static bool is_member_of_fused_run(zt_communicator *communicator, const call *asked, int *n_channels) {
   if (asked->collective >= NCCL_N_COLLECTIVES || asked->message_bytes == 0) return false;
-  zt_run *run = &communicator->runs[asked->collective];
+  zt_fused_run *run = &communicator->runs[asked->collective];
   if (asked->message_bytes > run->bytes_left) return false;
   run->bytes_left -= asked->message_bytes;
   if (run->n_channels > 0)
@@ -337,7 +337,7 @@ static nccl_result coll_info_v2(void *context, int collective, size_t n_bytes, i
     const zt_question question = {collective, n_bytes, n_pipe_ops, 0};
     zt_next_tuner_ask_v2(communicator, &question, collnet_support, nvls_support, algorithm, protocol, n_channels);
   }
-  if (is_member_of_run(communicator, &asked, n_channels)) return NCCL_SUCCESS;
+  if (is_member_of_fused_run(communicator, &asked, n_channels)) return NCCL_SUCCESS;
   const float tree = collective == NCCL_ALL_REDUCE ? 1.0f : -1.0f;
   float cells[2 * NCCL_N_PROTOCOLS] = {tree, -1.0f, tree, 1.0f, -1.0f, 1.0f};
   const zt_cost_table table = {cells, 2, NCCL_N_PROTOCOLS};
@@ -349,7 +349,7 @@ static nccl_result coll_info_v2(void *context, int collective, size_t n_bytes, i
     *protocol = choice.protocol;
   }
   if (collective >= 0 && collective < NCCL_N_COLLECTIVES)
-    communicator->runs[collective] = (zt_run){n_bytes, matched ? *n_channels : 0, is_row_cell};
+    communicator->runs[collective] = (zt_fused_run){n_bytes, matched ? *n_channels : 0, is_row_cell};
   return NCCL_SUCCESS;
 }
 
@@ -364,7 +364,7 @@ static nccl_result chunk_size(void *context, int collective, size_t n_bytes, int
     zt_next_tuner_chunk(communicator, &question, algorithm, protocol, n_channels, chunk_bytes);
   }
   const size_t plan_bytes =
-      communicator->chunks.is_asked
+      communicator->chunks.is_enabled
           ? zt_chunk_bytes(&communicator->chunks, (uint32_t)collective, (uint32_t)algorithm, (uint32_t)protocol)
           : 0;
   if (plan_bytes > 0) *chunk_bytes = plan_bytes;
@@ -382,15 +382,15 @@ uint32_t zerotune_tuner_abi(void) { return atomic_load_explicit(&abi_in_use, mem
 EXPORT nccl_tuner_v6 ncclTunerPlugin_v6, ncclTunerPlugin_v7;
 
 static _Atomic uint32_t is_wanted;
-static _Atomic bool is_settled_to_ask;
+static _Atomic bool asks_for_chunks;
 
 void zerotune_ask_chunk_sizes(uint32_t on) { atomic_store(&is_wanted, on); }
 
-uint32_t zerotune_asks_chunk_sizes(void) { return atomic_load(&is_settled_to_ask); }
+uint32_t zerotune_asks_chunk_sizes(void) { return atomic_load(&asks_for_chunks); }
 
 static void offer_chunk_size(const zt_next_tuner *next) {
   const bool plan_sets_chunks = atomic_load(&is_wanted) != 0;
-  atomic_store(&is_settled_to_ask, plan_sets_chunks);
+  atomic_store(&asks_for_chunks, plan_sets_chunks);
   const bool is_offered = plan_sets_chunks || (next != NULL && next->get_chunk_size != NULL);
   ncclTunerPlugin_v6.get_chunk_size = ncclTunerPlugin_v7.get_chunk_size = is_offered ? chunk_size : NULL;
 }
@@ -402,7 +402,7 @@ static nccl_result attach(const zt_tuner_start *start, void **context) {
   *context = communicator;
   const zt_next_tuner *next = communicator != NULL ? zt_next_tuner_find(start->abi, offer_chunk_size) : NULL;
   if (next != NULL) zt_next_tuner_init(next, communicator, start);
-  if (communicator != NULL) communicator->chunks.is_asked = start->abi >= 6 && zerotune_asks_chunk_sizes();
+  if (communicator != NULL) communicator->chunks.is_enabled = start->abi >= 6 && zerotune_asks_chunk_sizes();
   atomic_store(&abi_in_use, (uint32_t)start->abi); /* last: its readers can read the next tuner's name, too */
   return NCCL_SUCCESS;
 }

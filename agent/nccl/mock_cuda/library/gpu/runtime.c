@@ -156,7 +156,7 @@ static int bus_of(int device) {
 }
 
 /* cudaDeviceProp in the layouts of CUDA 12 and CUDA 13, whose functions have different names. */
-static cuda_error give_properties(char *properties, int device, bool since_13) {
+static cuda_error fill_properties(char *properties, int device, bool since_13) {
   const mock_device *found = device_at(device);
   if (found == NULL) return CUDA_ERROR_INVALID_DEVICE;
   memset(properties, 0, since_13 ? 1008 : 1032);
@@ -204,11 +204,11 @@ static cuda_error give_properties(char *properties, int device, bool since_13) {
 }
 
 static cuda_error cudaGetDeviceProperties_v2(char *properties, int device) {
-  return give_properties(properties, device, false);
+  return fill_properties(properties, device, false);
 }
 
 static cuda_error cudaGetDeviceProperties(char *properties, int device) {
-  return give_properties(properties, device, true);
+  return fill_properties(properties, device, true);
 }
 
 static cuda_error cudaDeviceCanAccessPeer(int *can, UNUSED int device, UNUSED int peer) {
@@ -216,7 +216,7 @@ static cuda_error cudaDeviceCanAccessPeer(int *can, UNUSED int device, UNUSED in
   return CUDA_SUCCESS;
 }
 
-static cuda_error give_version(int *version) {
+static cuda_error return_version(int *version) {
   *version = mock_the_machine.cuda_version;
   return CUDA_SUCCESS;
 }
@@ -293,8 +293,8 @@ static const mock_function functions[] = {
     SUCCEEDS(cudaDeviceEnablePeerAccess),
     SUCCEEDS(cudaSetDeviceFlags),
     SUCCEEDS(cudaDeviceSetLimit),
-    {"cudaDriverGetVersion", (void *)give_version},
-    {"cudaRuntimeGetVersion", (void *)give_version},
+    {"cudaDriverGetVersion", (void *)return_version},
+    {"cudaRuntimeGetVersion", (void *)return_version},
     SUCCEEDS(cudaGetLastError),
     SUCCEEDS(cudaPeekAtLastError),
     MOCK_FUNCTION(cudaGetErrorString),

@@ -23,7 +23,7 @@ static cuda_error cudaStreamGetId(void *stream, unsigned long long *id) {
   return CUDA_SUCCESS;
 }
 
-static cuda_error give_zero(UNUSED void *stream, int *value) {
+static cuda_error return_zero(UNUSED void *stream, int *value) {
   *value = 0;
   return CUDA_SUCCESS;
 }
@@ -75,15 +75,15 @@ static const mock_function functions[] = {
     {"cudaStreamCreateWithPriority", (void *)make_token},
     {"cudaStreamDestroy", (void *)drop_token},
     MOCK_FUNCTION(cudaStreamGetId),
-    {"cudaStreamGetPriority", (void *)give_zero},
-    {"cudaStreamGetFlags", (void *)give_zero},
+    {"cudaStreamGetPriority", (void *)return_zero},
+    {"cudaStreamGetFlags", (void *)return_zero},
     MOCK_FUNCTION(cudaDeviceGetStreamPriorityRange),
     SUCCEEDS(cudaStreamQuery),
     SUCCEEDS(cudaStreamSynchronize),
     SUCCEEDS(cudaDeviceSynchronize),
     SUCCEEDS(cudaStreamWaitEvent),
     MOCK_FUNCTION(cudaLaunchHostFunc),
-    {"cudaStreamIsCapturing", (void *)give_zero},
+    {"cudaStreamIsCapturing", (void *)return_zero},
     {"cudaStreamGetCaptureInfo", (void *)capture_info},
     {"cudaStreamGetCaptureInfo_v2", (void *)capture_info},
     {"cudaStreamGetCaptureInfo_v3", (void *)capture_info},

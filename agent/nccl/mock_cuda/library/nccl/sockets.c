@@ -12,7 +12,7 @@
 
 enum {
   MOMENT_MS = 1,      /* poll()'s shortest timeout */
-  LOOK_AGAIN_MS = 20, /* limits how long the end of a communicator waits for a thread */
+  POLL_MOST_MS = 20, /* limits how long the end of a communicator waits for a thread */
 };
 
 static bool has_nothing(void) { return errno == EAGAIN || errno == EWOULDBLOCK; }
@@ -36,7 +36,7 @@ int mock_accept(int socket, struct sockaddr *address, socklen_t *length) {
 
 /* NCCL's service threads check every half second whether the communicator is destroyed, and its end waits for them. */
 int mock_poll(struct pollfd *asked, nfds_t n_asked, int timeout_ms) {
-  return poll(asked, n_asked, timeout_ms > LOOK_AGAIN_MS ? LOOK_AGAIN_MS : timeout_ms);
+  return poll(asked, n_asked, timeout_ms > POLL_MOST_MS ? POLL_MOST_MS : timeout_ms);
 }
 
 static _Atomic uint64_t away_ns;

@@ -20,7 +20,7 @@ Question = tuple[int, ...]
 """(ranks, nodes, collective, message bytes) of a collective for which NCCL asked the tuner."""
 
 
-class CostBook:
+class CostTableCache:
     """Used by the channel's thread alone."""
 
     def __init__(self) -> None:
