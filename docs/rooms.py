@@ -80,7 +80,10 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
             "zero_runtime/optimizer",
         },
     ),
-    "tuner base": ("the join of one collective over its ranks; what follows from decisions; scratch folders", RECORDED),
+    "tuner base": (
+        "the join of one collective over its ranks; what follows from decisions; scratch folders",
+        RECORDED | {"agent/machine"},
+    ),
     "tuner/late_ranks": ("which ranks collectives wait for", CONTRACTS),
     "tuner/client": ("speaks to a daemon from outside a job", CONTRACTS | {"agent/daemon_link"}),
     "tuner/traces": ("reads other tools' traces and ours", RECORDED | {"agent/nccl", "tuner base"}),
@@ -94,7 +97,10 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         "decides: policy, regimes, knowledge",
         RECORDED | {"agent/nccl", "tuner/modeling", "tuner/fingerprint"},
     ),
-    "tuner/fleet": ("what nodes learned, shared as files: objects, books", RECORDED | {"agent/nccl", "tuner/modeling"}),
+    "tuner/fleet": (
+        "what nodes learned, shared as files: objects, books",
+        RECORDED | {"agent/nccl", "tuner base", "tuner/modeling"},
+    ),
     "tuner/service": (
         "the daemon",
         RECORDED

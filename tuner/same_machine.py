@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
+
+from ..agent.machine.may_be_tried import PREFIXES
 
 Facts = Mapping[str, str | int | float | bool]
 
-OF_JOBS = ("fabric_id", "n_nodes", "n_ranks_per_node", "numerics")
+OF_JOBS: Final = ("fabric_id", "n_nodes", "n_ranks_per_node", "numerics")
 """What a single job does on a machine."""
 
 
 def hardware_of(facts: Facts) -> Facts:
-    """A machine without NCCL's variables, and without what a single job does."""
-    return {name: value for name, value in facts.items() if not name.startswith("NCCL_") and name not in OF_JOBS}
+    """A machine without variables of NCCL and its network plugins, and without what a single job does."""
+    return {name: value for name, value in facts.items() if not name.startswith(PREFIXES) and name not in OF_JOBS}
+
+
+def variables_of(facts: Facts) -> Facts:
+    """Variables of NCCL and its network plugins that jobs on a fabric had set."""
+    return {name: value for name, value in facts.items() if name.startswith(PREFIXES)}
 
 
 def same_machine(fabrics: Mapping[str, Facts], fabric_id: str) -> str | None:

@@ -96,4 +96,7 @@ def communicator_variants(value: Sequence[Mapping[str, int]]) -> tuple[dict[str,
                 known = ", ".join(VARIANT_FIELDS)
                 raise SettingsError(f"communicator_variants[{place}] has {name!r}; choose from {known}")
             whole_number(f"communicator_variants[{place}][{name!r}]", number_, 1 if name.endswith("ctas") else 0)
+        if config.get("min_ctas", 0) > config.get("max_ctas", 0):
+            why = "NCCL refuses min_ctas without a max_ctas that is as large"
+            raise SettingsError(f"communicator_variants[{place}] is {dict(config)}; {why}")
     return tuple(dict(sorted(config.items())) for config in value)

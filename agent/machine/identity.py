@@ -27,8 +27,9 @@ def describe(fabric: str | None) -> tuple[str, Description]:
         from ..nccl.fabric import load
 
         emulated = load(fabric)
+        facts = emulated.describe() | emulated.variables(os.environ)
         limit_mb = os.environ.get("ZEROTUNE_DEVICE_MB")  # checked when the emulation starts
-        return emulated.id_under(os.environ), emulated.describe() | ({"device_mb": float(limit_mb)} if limit_mb else {})
+        return emulated.id_under(os.environ), facts | ({"device_mb": float(limit_mb)} if limit_mb else {})
     hardware, world_size = _hardware(), dist.get_world_size()
     canonical = json.dumps(hardware, sort_keys=True).encode()
     local_size = launchers.local_size(os.environ, world_size)

@@ -1,7 +1,7 @@
-"""NCCL's variables that change what a collective costs, as they are in effect.
+"""Variables of NCCL and its network plugins that change what a collective costs, as they are in effect.
 
-They are listed one by one. Other variables, mostly names of interfaces and paths, may differ between nodes or jobs on
-one machine.
+NCCL's are listed one by one. Other variables, mostly names of interfaces and paths, may differ between nodes or jobs on
+one machine. Of the plugins' variables, those count that may be tuned (`tunable_variables`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+from .tunable_variables import PREFIXES, why_refused
 
 SYSTEM_FILE: Final = Path("/etc/nccl.conf")
 NAMES: Final = """
@@ -35,17 +37,18 @@ MOST_BYTES: Final = 1 << 20
 
 
 def in_effect(environment: Mapping[str, str], system_file: Path = SYSTEM_FILE) -> dict[str, str]:
-    """All of NCCL's variables: the environment overrides the user's file, which overrides the system's."""
+    """Variables of NCCL and its network plugins: the environment overrides files, the user's file the system's."""
     own = environment.get("NCCL_CONF_FILE") or str(Path(environment.get("HOME", "/")) / ".nccl.conf")
     found: dict[str, str] = {}
     for path in (system_file, Path(own)):
         found |= LINE.findall(_text(path))
-    return found | {name: value for name, value in environment.items() if name.startswith("NCCL_")}
+    return found | {name: value for name, value in environment.items() if name.startswith(PREFIXES)}
 
 
 def cost_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables that change what collectives cost, with normalised values."""
-    found = {name: variables[name].strip().lower() for name in sorted(COSTS & variables.keys())}
+    names = (name for name in variables if name in COSTS or (not name.startswith("NCCL_") and not why_refused(name)))
+    found = {name: variables[name].strip().lower() for name in sorted(names)}
     for name in FILES:
         if name in variables:
             found[name] = hashlib.sha256(_text(Path(variables[name])).encode()).hexdigest()[:16]

@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-TUNABLE: Final = re.compile(r"(?:NCCL|FI|OFI|UCX)_[A-Z0-9_]+")
+PREFIXES: Final = ("NCCL_", "FI_", "OFI_", "UCX_")
+"""Names of variables of NCCL and of its network plugins begin with one of these."""
+TUNABLE: Final = re.compile(rf"(?:{'|'.join(PREFIXES)})[A-Z0-9_]+")
 REFUSED: Final = (
     (r"NCCL_(?:ALGO|PROTO|ZEROTUNE)", "zerotune chooses algorithm and protocol of each call by itself"),
     (

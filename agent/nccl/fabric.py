@@ -93,8 +93,12 @@ class Fabric:
 
     def id_under(self, environment: Mapping[str, str]) -> str:
         """`fabric_id`, with those of NCCL's variables that change durations here."""
-        changed = [f"{one.name}={one.value}" for one in self._environment if environment.get(one.name) == one.value]
-        return "+".join([self.fabric_id, *changed])
+        changed = self.variables(environment)
+        return "+".join([self.fabric_id, *(f"{name}={value}" for name, value in changed.items())])
+
+    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The variables in the environment that change durations here."""
+        return {one.name: one.value for one in self._environment if environment.get(one.name) == one.value}
 
     def us_factor(self, communicator: CommunicatorClass, environment: Mapping[str, str]) -> float:
         """The factor of these variables on durations.

@@ -18,8 +18,8 @@ calls. Figures, over sequences:
     false_change_share_alike  the same where all environments take as long as the usual one
 
 Never to change has 0 of all. `@all_once` (every environment once, then the fastest) and `@best` (in hindsight) are what
-else one could do; `@budget…` is ours with another share of time that trials may lose. `--sealed` plays seeds that
-nothing was chosen on.
+else one could do; `@budget…` is ours with another share of time that trials may lose, and `@book` ours if a fleet's
+book knows calls of other jobs on the same hardware. `--sealed` plays seeds that nothing was chosen on.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def play(machine: Machine, policy: Policy, keeps: Keeps, seed: int) -> Played:
         seed: of the jobs.
     """
     rng = np.random.default_rng([seed, 55])
-    candidates = [Candidate("NCCL_ENVIRONMENT", str(at)) for at in range(len(machine.ratios))]
+    candidates = [_candidate(at) for at in range(len(machine.ratios))]
     places = {str(one): at for at, one in enumerate(candidates)}
     history: list[JobResult] = []
     level = now_s = lost = saved = usual = 0.0
@@ -118,6 +118,16 @@ def fastest(history: Sequence[JobResult]) -> str:
     return min(found)[1] if found else USUAL
 
 
+def with_book(machine: Machine) -> Policy:
+    """The same, where a book knows the machine's calls."""
+    elsewhere = {str(_candidate(at)).lower(): one for at, one in enumerate(machine.elsewhere)}
+    return lambda history, candidates: next_job(history, candidates, elsewhere=elsewhere).change
+
+
+def _candidate(place: int) -> Candidate:
+    return Candidate("NCCL_ENVIRONMENT", str(place))
+
+
 def ours(history: Sequence[JobResult], candidates: Sequence[Candidate], loss_share: float = LOSS_SHARE) -> str:
     """The policy that is judged."""
     return next_job(history, candidates, loss_share).change
@@ -125,15 +135,14 @@ def ours(history: Sequence[JobResult], candidates: Sequence[Candidate], loss_sha
 
 def figures(machines: Sequence[Machine], prefix: str = "") -> Iterator[Result]:
     """All figures of these machines."""
-    policies: dict[str, tuple[Policy, Keeps]] = {
-        "": (ours, kept),
-        "@all_once": (all_once, fastest),
-        **{f"@budget{share:g}": (partial(ours, loss_share=share), kept) for share in BUDGETS},
-    }
-    for name, (policy, keeps) in policies.items():
+    budgets = {f"@budget{share:g}": partial(ours, loss_share=share) for share in BUDGETS}
+    policies: dict[str, Policy | None] = {"": ours, "@all_once": all_once, **budgets, "@book": None}
+    for name, policy in policies.items():
+        keeps = fastest if name == "@all_once" else kept
         aims = {key: "" if name else aim for key, aim in AIMS.items()}
-        played = [play(one, policy, keeps, seed) for seed, one in enumerate(machines)]
-        nothing = [play(one.with_nothing_to_gain(), policy, keeps, seed) for seed, one in enumerate(machines)]
+        on = [(seed, one, policy or with_book(one)) for seed, one in enumerate(machines)]
+        played = [play(one, chosen, keeps, seed) for seed, one, chosen in on]
+        nothing = [play(one.with_nothing_to_gain(), chosen, keeps, seed) for seed, one, chosen in on]
         promising = [one for one in played if one.best_gain >= LEAST_GAIN]
         share = _mean([one.gain for one in promising]) / _mean([one.best_gain for one in promising])
         values = {
@@ -146,7 +155,7 @@ def figures(machines: Sequence[Machine], prefix: str = "") -> Iterator[Result]:
             "first_failures": (_mean([one.first_failures for one in played]), "jobs"),
         }
         if not name:
-            alike = [play(one.with_all_alike(), policy, keeps, seed) for seed, one in enumerate(machines)]
+            alike = [play(one.with_all_alike(), chosen, keeps, seed) for seed, one, chosen in on]
             values["false_change_share_alike"] = _mean([one.has_changed for one in alike]), "ratio"
         for metric, (value, unit) in values.items():
             yield Result(f"{prefix}{metric}{name}", value, unit, aims.get(metric, ""))

@@ -70,6 +70,7 @@ CASES: Final = (
     Case("fsdp2-hsdp", FRAMEWORK_SCRIPTS / "fsdp2.py", ("--mesh", "2"), n_ranks=4),
     Case("fsdp2-tensor-parallel", OWN_SCRIPTS / "tensor_parallel.py", n_ranks=4),
     _theirs("fsdp2-compile", "fsdp2.py", "--compile"),
+    Case("fsdp2-variants", OWN_SCRIPTS / "fsdp2_variants.py", n_steps=200),
     _theirs("fsdp2-checkpoint", "fsdp2_checkpoint.py"),
     _theirs("fsdp2-then-ddp", "fsdp2_then_ddp.py"),
     _theirs("zero3", "zero3.py"),

@@ -9,9 +9,10 @@ import pytest
 from benchmarks.lib.command_line import zerotune
 from zerotune.store.records import StepRecord
 from zerotune.store.sqlite.database import Store
+from zerotune.tuner.call_effects import CallEffect, write_effects
 from zerotune.tuner.environment.candidates import Candidate
-from zerotune.tuner.environment.history import history, training_id
-from zerotune.tuner.environment.proposal import propose
+from zerotune.tuner.environment.history import History, history, training_id
+from zerotune.tuner.environment.proposal import candidates, propose
 from zerotune.tuner.environment.trials import Outcome
 from zerotune.tuner.offline.jobs.listing import JobEnd, end_of
 
@@ -112,6 +113,29 @@ def test_the_first_start_runs_as_ever_and_what_the_user_set_is_left_alone(starts
     starts.add("NCCL_BUFFSIZE=8388608", n_steps=0, ended_at_s=None)
     starts.add()
     assert propose(starts.path, COMMAND, None, own, {}).variables == "NCCL_NTHREADS=256", "a failure is not repeated"
+
+
+def test_a_variable_of_the_network_plugin_that_the_user_set_stays(starts: Starts) -> None:
+    starts.add()
+    own = [Candidate("FI_CXI_RDZV_PROTO", "alt_read"), Candidate("NCCL_NTHREADS", "256")]
+    assert propose(starts.path, COMMAND, None, own, {}).variables == "FI_CXI_RDZV_PROTO=alt_read"
+    assert propose(starts.path, COMMAND, None, own, {"FI_CXI_RDZV_PROTO": "default"}).variables == "NCCL_NTHREADS=256"
+
+
+def test_what_a_book_knows_of_other_nodes_comes_first(starts: Starts) -> None:
+    starts.add()
+    hardware = {name: value for name, value in HARDWARE.items() if name != "n_nodes"}
+    offered = candidates(known(starts), {})
+    usual_first, last = offered[0], offered[-1]
+    write_effects(starts.path, [CallEffect(hardware, str(last).lower(), -0.2, 0.05, 3)])
+    assert propose(starts.path, COMMAND, None, None, {}).variables == str(last)
+    write_effects(starts.path, [CallEffect(hardware | {"gpu": "B200"}, str(last).lower(), -0.2, 0.05, 3)])
+    assert propose(starts.path, COMMAND, None, None, {}).variables == str(usual_first)
+
+
+def known(starts: Starts) -> History:
+    with Store.open(starts.path, read_only=True) as store:
+        return history(store, TRAINING)
 
 
 def test_a_start_of_which_nothing_was_heard_is_silent(starts: Starts) -> None:

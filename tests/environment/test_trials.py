@@ -53,6 +53,30 @@ def test_what_gains_is_kept_once_it_is_proven_and_not_before_two_jobs():
     assert found.low_share < 0.1 < found.high_share
 
 
+def test_what_was_faster_on_other_nodes_is_tried_first_and_what_was_slower_is_not():
+    elsewhere = {"nccl_b=1": (0.5, 0.05), "nccl_c=1": (-0.3, 0.1)}
+    history = [job()]
+    choice = next_job(history, candidates, elsewhere=elsewhere)
+    assert (choice.change, choice.why) == ("NCCL_C=1", "calls were faster with it on other nodes")
+    history += [job(C, 950.0, 1), job(C, 950.0, 2), job("", 1000.0, 3)]
+    tried = set()
+    for at in range(4, 16):
+        choice = next_job(history, candidates, elsewhere=elsewhere)
+        tried |= set(choice.change.split())
+        history.append(job(choice.change, 950.0 if "NCCL_C=1" in choice.change else 1000.0, at))
+    assert kept(history) == "NCCL_C=1"
+    assert str(B) not in tried
+
+
+def test_a_book_that_is_wrong_keeps_nothing():
+    history = [job()]
+    for at in range(1, 16):
+        choice = next_job(history, candidates, elsewhere={"nccl_c=1": (-0.3, 0.05)})
+        history.append(job(choice.change, 1200.0 if "NCCL_C=1" in choice.change else 1000.0, at))
+    assert sum("NCCL_C=1" in one.change for one in history) <= 2
+    assert kept(history) == ""
+
+
 def test_what_is_kept_is_the_usual_of_later_trials():
     history = played({"NCCL_A=1": 0.9, "NCCL_B=1": 0.95}, n_jobs=24)
     assert kept(history) == "NCCL_A=1 NCCL_B=1"

@@ -102,11 +102,12 @@ def refuse_impossible(fleet: str | None, book: str | None, book_key: str | None)
         Storage(fleet, writes=True)
 
 
-def shelf_of(book: str | None, book_key: str | None) -> Shelf | None:
+def shelf_of(book: str | None, book_key: str | None, store_file: Path | None = None) -> Shelf | None:
     """The shelf with a daemon's book; None without a book.
 
     Args:
         book_key: public key that must have signed the book; given with `book`.
+        store_file: the daemon's store.
 
     Raises:
         UserError: packages are missing, or there is no such protocol or key.
@@ -121,7 +122,7 @@ def shelf_of(book: str | None, book_key: str | None) -> Shelf | None:
     from ..fleet.storage import Storage
 
     Storage(book)
-    return Shelf(book, Verifier.of(book_key))
+    return Shelf(book, Verifier.of(book_key), store_file=store_file)
 
 
 def fleet_writer(fleet: str | None, contributor: str | None, store: Path) -> FleetWriter | None:

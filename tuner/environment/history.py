@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from ..call_effects import effects_on
 from ..same_machine import Facts, hardware_of
-from .trials import JobResult, Outcome
+from .trials import Elsewhere, JobResult, Outcome
 
 if TYPE_CHECKING:
     from ...store.records import JobRecord
@@ -40,6 +41,8 @@ class History(NamedTuple):
     hardware: Facts
     """The machine's description; empty: no job has reported it yet."""
     is_multi_node: bool
+    elsewhere: Elsewhere
+    """How changes affected calls on other nodes with this hardware."""
 
 
 def training_id(command: Sequence[str], name: str | None) -> str:
@@ -59,7 +62,8 @@ def history(store: Store, training: str) -> History:
     early = EARLY_SHARE * median(n_usual) if n_usual else 0.0
     results = [_result(store, job, early, is_last=job is mine[-1]) for job in mine]
     is_multi_node = last is not None and _n_nodes(last, fabrics.get(last.fabric_id, {})) > 1
-    return History(results, [job.job_id for job in mine], hardware, is_multi_node)
+    elsewhere = {one.change.lower(): (one.longer, one.longer_std) for one in effects_on(store.path, hardware)}
+    return History(results, [job.job_id for job in mine], hardware, is_multi_node, elsewhere)
 
 
 def _n_nodes(job: JobRecord, facts: Facts) -> int:

@@ -47,7 +47,7 @@ def propose(
     taken = in_effect(environment)
     if known.jobs and known.jobs[-1].outcome is Outcome.unknown:
         return Proposal(training, kept(known.jobs), "how the last start ends, or ended, is not known")
-    choice = next_job(known.jobs, candidates(known, taken, own))
+    choice = next_job(known.jobs, candidates(known, taken, own), elsewhere=known.elsewhere)
     wanted = [one for one in choice.change.split() if one.partition("=")[0] not in taken]
     yours = [f"{one.variable}={taken[one.variable]}" for one in own or () if one.variable in taken]
     why = choice.why + (f"; {', '.join(yours)} is set by you, and stays" if yours else "")
@@ -63,7 +63,8 @@ def candidates(known: History, taken: Mapping[str, str], own: Sequence[Candidate
     """
     if own is not None:
         return [one for one in own if one.variable not in taken]
-    return candidates_for(known.hardware, nccl_of(known.hardware), known.is_multi_node, taken)
+    machine = {**known.hardware, "NCCL_NET": taken.get("NCCL_NET", "")}  # it names the network plugin
+    return candidates_for(machine, nccl_of(known.hardware), known.is_multi_node, taken)
 
 
 def nccl_of(hardware: Mapping[str, str | int | float | bool]) -> int:

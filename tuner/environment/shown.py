@@ -42,7 +42,7 @@ def known(store_file: Path, job: str | None) -> History:
 
 def document(found: History) -> dict[str, Any]:
     """Everything as JSON: kept variables, findings, the next trial."""
-    choice = next_job(found.jobs, candidates(found, in_effect(os.environ)))
+    choice = next_job(found.jobs, candidates(found, in_effect(os.environ)), elsewhere=found.elsewhere)
     return {
         "kept": kept(found.jobs),
         "findings": [
@@ -89,10 +89,13 @@ def render(found: History, console: Console) -> None:
 def render_advice(found: History, console: Console) -> None:
     """Print the changes that may be tried on that machine, the most promising first, and their effects."""
     offered = candidates(found, in_effect(os.environ))
+    offered.sort(key=lambda one: found.elsewhere.get(str(one).lower(), (0.0, 0.0))[0])
     if not offered:
         console.print("nothing: no start of this training has told what its machine is, or you have set all of it")
     for one in offered:
-        console.print(f"{one}  {effect_of(one)}", highlight=False)
+        longer, _ = found.elsewhere.get(str(one).lower(), (0.0, 0.0))
+        calls = f"  Calls took {abs(100 * math.expm1(longer)):.0f} % {'more' if longer > 0 else 'less'} on other nodes."
+        console.print(f"{one}  {effect_of(one)}{calls if longer else ''}", highlight=False)
 
 
 def export(store_file: Path, out: Path, job: str | None) -> list[str]:

@@ -12,14 +12,17 @@ so all posteriors are Student's t. The rules are:
 - A change is kept once its gain is certain, but never after a single job. Error levels over all changes and looks sum
   to `FALSE_SHARE`. A change is dropped if it turns out to be slower.
 - If a job fails under a change, the change is never tried again.
+- An untried change promises what it did to calls on other nodes, if a book says that. Half of it is expected to reach
+  the step, and all of what it may lose.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -47,6 +50,8 @@ NOISE, NOISE_FREEDOM = 0.008, 4.0
 """Prior standard deviation (log) between equal jobs, and its weight in jobs; there are no recordings of it."""
 DRIFT_PER_DAY: Final = 0.005
 """Drift (log) of the level in a day, if equal jobs differ by `NOISE`."""
+EXPOSED: Final = 0.5
+"""Share of calls' gain that steps are expected to have before they are measured, as in `learning/policy`."""
 PRIOR_GAIN, PRIOR_LOSS, PRIOR_TRIALS = 0.02, 0.15, 2.0
 """Prior gain of an untried change if it is kept, and its loss while it is tried, as shares of a step; and the prior's
 weight in trials. The loss is that of machines like recorded ones: half of the changes lose almost nothing, a few much
@@ -98,8 +103,16 @@ class Finding(msgspec.Struct, frozen=True):
     why: str
 
 
+Elsewhere = Mapping[str, tuple[float, float]]
+"""How much longer (log) calls took on other nodes under a change, and the standard deviation; by change, in small
+letters."""
+
+
 def next_job(
-    history: Sequence[JobResult], candidates: Iterable[Candidate], loss_share: float = LOSS_SHARE
+    history: Sequence[JobResult],
+    candidates: Iterable[Candidate],
+    loss_share: float = LOSS_SHARE,
+    elsewhere: Elsewhere = MappingProxyType({}),
 ) -> Choice:
     """The next job's variables; equal for equal history and candidates.
 
@@ -108,7 +121,7 @@ def next_job(
         candidates: changes in the order of trials.
         loss_share: share of jobs' time that trials may lose.
     """
-    return _Evidence(history).choice([str(one) for one in candidates], loss_share)
+    return _Evidence(history, elsewhere).choice([str(one) for one in candidates], loss_share)
 
 
 def kept(history: Sequence[JobResult]) -> str:
@@ -125,7 +138,8 @@ def findings(history: Sequence[JobResult]) -> list[Finding]:
 class _Evidence:
     """The evidence of a history, taken in job by job."""
 
-    def __init__(self, history: Sequence[JobResult]) -> None:
+    def __init__(self, history: Sequence[JobResult], elsewhere: Elsewhere = MappingProxyType({})) -> None:
+        self._elsewhere = elsewhere
         self.n_jobs: Counter[str] = Counter()
         """Measured jobs by change, in the order of their first jobs; 0: the job failed before a measurement."""
         self.banned: set[str] = set()
@@ -242,11 +256,17 @@ class _Evidence:
         best = max(allowed, key=lambda one: promises[one][0])
         n_jobs = self.n_jobs[best]
         jobs = f"in {n_jobs} job{'s'[: n_jobs > 1]}"
-        why = f"{best} looked faster {jobs}" if n_jobs else "tried for the first time"
+        is_known = best.lower() in self._elsewhere
+        first = "calls were faster with it on other nodes" if is_known else "tried for the first time"
+        why = f"{best} looked faster {jobs}" if n_jobs else first
         return Choice(_together(self._with(best)), why)
 
     def _promise(self, change: str) -> tuple[float, float]:
         """The value of a trial and its expected loss, in jobs' time."""
+        if not self.n_jobs[change] and change.lower() in self._elsewhere:
+            mean, sd = self._elsewhere[change.lower()]
+            gain, loss = _expected_above(-mean, sd), _expected_above(mean, sd)
+            return EXPOSED * (HORIZON_JOBS * gain - loss), loss
         if not self.n_jobs[change]:
             n_trials = PRIOR_TRIALS + len(self._first_losses)
             loss = (PRIOR_TRIALS * PRIOR_LOSS + sum(self._first_losses)) / n_trials

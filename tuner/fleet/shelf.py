@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -17,7 +18,9 @@ from ...store.foreign.regular_file import read_file
 from ...store.paths import state_dir
 from ...store.private_folders import make_private
 from ...store.records import Candidate, DecisionKey
+from ..call_effects import write_effects
 from .book import Book
+from .changed_environments import call_effects
 from .reading import read_book
 from .signing import Verifier
 from .storage import shown
@@ -78,15 +81,19 @@ class Shelf:
 
     Args:
         verifier: checks its signature.
+        store_file: effects of changed environments on calls are written beside it; None: nowhere.
     """
 
-    def __init__(self, url: str, verifier: Verifier, read_every_s: float = READ_EVERY_S) -> None:
+    def __init__(
+        self, url: str, verifier: Verifier, read_every_s: float = READ_EVERY_S, store_file: Path | None = None
+    ) -> None:
         self.url = shown(url)
         self.error = ""
         """Why the last book was refused; empty: it was accepted."""
         self.on_news: Callable[[], None] = lambda: None
         """Called on this thread when there is a new book."""
         self._url, self._verifier, self._read_every_s = url, verifier, read_every_s
+        self._store_file = store_file
         self._pin = _Pin(verifier.public_hex, self.url)
         self._book: Book | None = None
         self._closing, self._was_read = threading.Event(), threading.Event()
@@ -145,3 +152,12 @@ class Shelf:
             self._pin.keep(book.head.url, book.head.made_at_s)
             self._book = book
             self.on_news()
+            self._write_effects(book)
+
+    def _write_effects(self, book: Book) -> None:
+        if self._store_file is None:
+            return
+        try:
+            write_effects(self._store_file, call_effects(book))
+        except OSError as error:
+            _log.warning("`launch --tune-environment` does not know the book: %s", error)

@@ -7,6 +7,9 @@ optimizer steps are a step for the search: gradient accumulation makes them seve
 
 Whether all ranks take part is known without a wait: each says so in the job's store before its first gather, and reads
 what the others said when that gather has completed everywhere.
+
+A rank on which zerotune fails goes on counting gathers, and all ranks leave at their next maximum: one that left alone
+would let the others wait.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mode
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -30,12 +34,22 @@ from ..errors import SettingsError
 from .agreement import Boundaries
 from .choices import Choices, StepSettings
 from .measures import UNLIMITED_BYTES, clock_of
-from .variants import READY_AFTER, Variants, logger, say, why_not
+from .variants import READY_AFTER, Variants, logger, reason, say, why_not
 
 LAST_MEETING: Final = 16 * READY_AFTER
 """Passes after which an optimizer that has not stepped twice is not waited for."""
 MOST_UNLIKE: Final = 32
 """Steps with other gathers than the one before, each of which begins a window anew."""
+
+
+LEFT: Final = "gathers of process group %s stay as they are: %s"
+Answer = TypeVar("Answer")
+_n_made: Counter[str] = Counter()
+"""Of each group and list of variants, so that all ranks name them alike."""
+
+
+class Stopped(Exception):
+    """All ranks stop trying variants, with the reason."""
 
 
 class Gathers:
@@ -46,7 +60,7 @@ class Gathers:
         self._in_use = group
         self._wanted, self._device = wanted, device
         self._now_us = clock_of(group, device)
-        self._variants = Variants(group, device, wanted, self._greatest)
+        self._variants = Variants(group, device, wanted, self._meet)
         self._first: object = None
         self._n_gathers = self._n_passes = self._n_unlike = 0
         self._meets_at = READY_AFTER
@@ -57,10 +71,17 @@ class Gathers:
         self._gathers_at = self._gathers_per_step = 0
         self._boundaries: Boundaries | None = None
         self._unhook: Callable[[], None] = lambda: None
+        self._failure = ""
+        """Why zerotune failed on this rank, until all ranks know."""
+        key = f"{group.group_name}/{self._wanted}"
+        _n_made[key] += 1
+        self._key = f"{key}/{_n_made[key]}"
+        self._joined_as = 0
+        """This rank is the n-th that takes part; 0: it is not known to the others."""
         try:
             why = why_not(group)
         except Exception as error:  # a group that is none of ours to understand
-            why = f"{type(error).__name__}: {error}"
+            why = reason(error)
         self._is_over = bool(why)
         if why:
             self._say_left(why)
@@ -76,37 +97,47 @@ class Gathers:
         Args:
             place: whose parameters are gathered.
         """
-        if self._is_over:
-            return self._in_use
-        try:
-            self._count(place)
-        except Exception as error:  # before anything has changed, and training must not meet it
-            self._leave(f"{type(error).__name__}: {error}")
+        if not self._is_over:
+            try:
+                self._count(place)
+            except Stopped as stopped:  # on all ranks
+                self._in_use = self.group
+                self._leave(str(stopped))
+                self._safely(self._destroy, None)
+            except Exception as error:  # training must not meet it
+                self._failure = self._failure or reason(error)
         return self._in_use
 
     def _count(self, place: object) -> None:
-        if self._is_captured():
-            self._in_use = self.group
-            self._leave("they are captured in a CUDA graph")
-            return
         self._n_gathers += 1
         if self._first is None:
             self._first = place
-            self._store(1)
-        if place is self._first and torch._C._current_graph_task_id() == -1:  # not in backward
-            self._n_passes += 1
-            if self._boundaries is None:
-                self._learn()
-            elif (self._n_passes - self._stepped_at) % self._period == 0:
-                self._step_begins(self._boundaries)
+            self._joined_as = self._safely(lambda: self._joined(1), 0)
+        is_pass = place is self._first and torch._C._current_graph_task_id() == -1  # not in backward
+        self._n_passes += is_pass
+        if self._safely(self._is_captured, False):
+            self._in_use = self.group
+            self._leave("they are captured in a CUDA graph")
+        elif is_pass and self._boundaries is None:
+            self._learn()
+        elif is_pass and self._boundaries is not None and (self._n_passes - self._stepped_at) % self._period == 0:
+            self._step_begins(self._boundaries)
 
     def _is_captured(self) -> bool:
         own = getattr(self.group, "is_capturing", None)  # an emulated group's
         return bool(own() if own is not None else torch.cuda.is_current_stream_capturing())
 
-    def _store(self, n: int) -> int:
+    def _safely(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
+        """The answer, or `otherwise` if asking fails; the failure is told at the next meeting."""
+        try:
+            return ask()
+        except Exception as error:
+            self._failure = self._failure or reason(error)
+            return otherwise
+
+    def _joined(self, n: int) -> int:
         """Ranks that take part, with `n` more."""
-        return int(c10d._get_default_store().add(f"zerotune/variants/{self.group.group_name}/{self._wanted}", n))
+        return int(c10d._get_default_store().add(f"zerotune/variants/{self._key}", n))
 
     def _learn(self) -> None:
         """What a step is, and from the time that memory is filled, which variants there are."""
@@ -117,12 +148,17 @@ class Gathers:
             self._stepped_at = self._n_passes
         if self._n_passes < self._meets_at:
             return
-        self._now_us()  # waits until the first gather is done
-        if self._store(0) % self.group.size():
-            self._leave("not all ranks enabled the same communicator_variants")
+        self._safely(self._now_us, 0.0)  # waits until the first gather is done
+        n_joined = self._safely(lambda: self._joined(0), 0)
+        if not self._joined_as or n_joined not in (0, self.group.size()):
+            self._leave("")
+            self._safely(lambda: self._joined(self.group.size() + 1), 0)  # never enough, should a rank join later
+            if self._joined_as == 1 or self._joined_as > self.group.size():  # rank 0 may not take part
+                why = "not all ranks enabled the same communicator_variants"
+                logger.warning("zerotune: " + LEFT, self.group.group_name, why)
             return
         said = [int(not self._periods), mode(self._periods or [0]), self._stepped_at]
-        is_unknown, self._period, self._stepped_at = self._greatest(said)
+        is_unknown, self._period, self._stepped_at = self._meet(said)
         if is_unknown:
             self._meets_at *= 2
             if self._meets_at > LAST_MEETING:
@@ -139,16 +175,16 @@ class Gathers:
             StepSettings(0, 0),
             self.group.rank(),
             self.group.size(),
-            self._greatest,
-            self._now_us,
+            self._meet,
+            lambda: self._safely(self._now_us, 0.0),
             lambda: UNLIMITED_BYTES,
         )
 
     def _step_begins(self, boundaries: Boundaries) -> None:
         search = boundaries.search
         if search.is_settled:  # a step ago: nothing is under way on those that are not in use
-            self._variants.keep(search.leader.variant)
             self._leave("")
+            self._variants.keep(search.leader.variant)
             return
         n_gathers, self._gathers_at = self._n_gathers - self._gathers_at, self._n_gathers
         if n_gathers != self._gathers_per_step:  # an evaluation, for example
@@ -156,9 +192,7 @@ class Gathers:
             boundaries.begin_anew()
             self._n_unlike += 1
             if self._n_unlike > MOST_UNLIKE:
-                self._in_use = self.group
-                self._leave("steps differ in what they gather")
-                return
+                raise Stopped("steps differ in what they gather")
         changed = boundaries.step_ended()
         if changed is not None:
             self._in_use = self._variants.groups[changed.variant]
@@ -171,13 +205,24 @@ class Gathers:
         if why:
             self._say_left(why)
 
-    def _say_left(self, why: str) -> None:
-        say(logging.WARNING, "gathers of process group %s stay as they are: %s", self.group.group_name, why)
+    def _destroy(self) -> None:
+        self._now_us()  # nothing is under way
+        self._variants.keep(0)
 
-    def _greatest(self, numbers: Sequence[int]) -> list[int]:
-        said = torch.tensor(numbers, dtype=torch.int64, device=self._device)
-        collectives.maximum(said, self.group).wait()
-        found: list[int] = said.tolist()
+    def _say_left(self, why: str) -> None:
+        say(logging.WARNING, LEFT, self.group.group_name, why)
+
+    def _meet(self, numbers: Sequence[int]) -> list[int]:
+        """The greatest over all ranks of each number.
+
+        Raises:
+            Stopped: zerotune has failed on a rank; all ranks raise it.
+        """
+        greatest = torch.tensor([*numbers, bool(self._failure)], dtype=torch.int64, device=self._device)
+        collectives.maximum(greatest, self.group).wait()
+        *found, has_failed = greatest.tolist()
+        if has_failed:
+            raise Stopped(self._failure or "zerotune failed on another rank")
         return found
 
 

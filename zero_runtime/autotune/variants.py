@@ -43,6 +43,11 @@ def why_not(group: dist.ProcessGroup) -> str:
     return ""
 
 
+def reason(error: Exception) -> str:
+    """An error as one line; NCCL's own words come last."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def shown(config: Mapping[str, int]) -> str:
     """A variant, as a user reads it."""
     return " ".join(f"{name}={value}" for name, value in config.items())
@@ -77,44 +82,69 @@ class Variants:
             The numbers of all that there are.
         """
         for number, config in enumerate(self._wanted, 1):
-            if (group := self._made(config)) is not None:
-                self.groups[number] = group
+            if why := self._try_to_make(number, config):
+                say(logging.WARNING, "gathers do not try %s: %s", shown(config), why)
         return tuple(self.groups)
 
-    def _made(self, config: Mapping[str, int]) -> dist.ProcessGroup | None:
-        name, (options, why) = shown(config), self._options(config)
-        are_lacking, before_bytes = self._agreed(bool(why))
-        if are_lacking:
-            say(logging.WARNING, "gathers do not try %s: %s", name, why or "another rank's torch build cannot")
-            return None
-        if before_bytes < 2 * RESERVE_BYTES:
-            self._say_short(name, before_bytes, "and it is not made")
-            return None
-        made: dist.ProcessGroup = dist.new_group(
-            backend="nccl", timeout=options._timeout, pg_options=options, group_desc=f"zerotune {name}"
-        )
-        mine = torch.zeros(1, device=self._device)
-        dist.all_gather([torch.empty_like(mine) for _ in range(made.size())], mine, group=made)
-        _, left_bytes = self._agreed(False)
-        if left_bytes < RESERVE_BYTES:
-            self._say_short(name, left_bytes, "so it is destroyed again")
-            dist.destroy_process_group(made)
-            return None
-        taken_mb = max(0, before_bytes - left_bytes) / 1e6
-        say(logging.INFO, "the communicator with %s took %.0f MB of device memory on the fullest rank", name, taken_mb)
-        return made
+    def _try_to_make(self, number: int, config: Mapping[str, int]) -> str:
+        """Make one; a reason says why it is not there."""
+        name = shown(config)
+        options, why = self._options(config)
+        why, before_bytes = self._agreed(why)
+        if not why and before_bytes < 2 * RESERVE_BYTES:
+            why = f"a rank has {before_bytes / 1e9:.1f} GB of device memory left, and it is not made"
+        if why:
+            return why
+        why = self._connect(number, options, name)
+        why, left_bytes = self._agreed(why)
+        if not why and left_bytes < RESERVE_BYTES:
+            why = f"a rank has {left_bytes / 1e9:.1f} GB of device memory left, so it is destroyed again"
+        if not why:
+            taken_mb = max(0, before_bytes - left_bytes) / 1e6
+            text = "the communicator with %s took %.0f MB of device memory on the fullest rank"
+            say(logging.INFO, text, name, taken_mb)
+        elif number in self.groups:
+            dist.destroy_process_group(self.groups.pop(number))
+        return why
 
-    def _agreed(self, is_lacking: bool) -> tuple[bool, int]:
-        """Whether any rank cannot, and the memory that is left on the fullest."""
-        are_lacking, fullest = self._maximum([int(is_lacking), UNLIMITED_BYTES - self._left_bytes()])
-        return bool(are_lacking), UNLIMITED_BYTES - fullest
+    def _connect(self, number: int, options: Any, name: str) -> str:
+        """A process group that has its communicator; a reason says why there is none."""
+        try:
+            made: dist.ProcessGroup = dist.new_group(
+                backend="nccl", timeout=options._timeout, pg_options=options, group_desc=f"zerotune {name}"
+            )
+            mine = torch.zeros(1, device=self._device)
+            dist.all_gather([torch.empty_like(mine) for _ in range(made.size())], mine, group=made)
+        except Exception as error:
+            return reason(error)
+        self.groups[number] = made
+        return ""
 
-    def _say_short(self, name: str, left_bytes: int, what: str) -> None:
-        text = "gathers do not try %s: a rank has %.1f GB of device memory left, %s"
-        say(logging.WARNING, text, name, left_bytes / 1e9, what)
+    def _agreed(self, why: str) -> tuple[str, int]:
+        """The same on all ranks: whether one cannot go on, and the device memory left on the fullest rank.
+
+        Args:
+            why: this rank cannot; empty: it can.
+
+        Returns:
+            The reason, empty if all ranks can go on, and bytes.
+        """
+        left_bytes = 0
+        try:
+            left_bytes = self._left_bytes()
+        except Exception as error:
+            why = why or reason(error)
+        is_lacking, fullest = self._maximum([int(bool(why)), UNLIMITED_BYTES - left_bytes])
+        return (why or "another rank cannot") if is_lacking else "", UNLIMITED_BYTES - fullest
 
     def _options(self, config: Mapping[str, int]) -> tuple[Any, str]:
-        """The usual group's, changed, and why they cannot be; empty: they can."""
+        """The usual group's options, changed, and why they cannot be changed; empty: they can."""
+        try:
+            return self._changed_options(config)
+        except Exception as error:
+            return None, reason(error)
+
+    def _changed_options(self, config: Mapping[str, int]) -> tuple[Any, str]:
         own = getattr(self._usual, "options", None)  # an emulated group's
         usual: Any = self._usual._get_backend(self._device).options if own is None else own
         options = type(usual)()

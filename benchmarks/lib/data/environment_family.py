@@ -79,6 +79,9 @@ class Machine:
     hours_apart: float
     steps: float
     step_noise: float
+    elsewhere: tuple[tuple[float, float], ...] = ()
+    """How much longer (log) calls take under each environment, and the standard deviation, with equal weights of all
+    sizes: as a book has it of jobs with other calls on the same hardware."""
 
     @property
     def gain(self) -> float:
@@ -142,6 +145,7 @@ def with_jobs(name: str, ratios: Floats, weights_us: Floats, rng: np.random.Gene
         between(rng, HOURS_APART),
         between(rng, STEPS),
         between(rng, STEP_NOISE),
+        tuple((float(np.mean(one)), float(np.std(one))) for one in np.log(ratios)),
     )
 
 

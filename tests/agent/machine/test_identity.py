@@ -47,6 +47,20 @@ def test_nodes_are_known_where_the_launcher_is_slurms(monkeypatch: pytest.Monkey
     assert not is_first_of_node()
 
 
+def test_variables_of_an_emulated_job_are_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual_id, usual = identity.describe("ethernet_boxes")
+    monkeypatch.setenv("NCCL_SOCKET_NTHREADS", "4")
+    changed_id, changed = identity.describe("ethernet_boxes")
+    assert changed_id != usual_id
+    assert dict(changed.items() - usual.items()) == {"NCCL_SOCKET_NTHREADS": "4"}
+
+
+def test_variables_of_network_plugins_count_unless_they_are_names_or_paths() -> None:
+    of_paths = {"OFI_NCCL_TUNER_DEBUG": "1", "FI_PROVIDER": "efa", "UCX_NET_DEVICES": "mlx5"}
+    found = {"FI_CXI_RDZV_PROTO": "Alt_Read", **of_paths}
+    assert nccl_variables.cost_variables(found) == {"FI_CXI_RDZV_PROTO": "alt_read"}
+
+
 NCCL = "int ncclGetVersion(int *version) { *version = 23203; return 0; }"
 LOADED = """
 import ctypes, sys, torch

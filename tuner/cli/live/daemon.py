@@ -161,7 +161,7 @@ def run(
             flush=True,
         )
 
-    shelf, writer = shelf_of(book, book_key), fleet_writer(fleet, contributor, path)
+    shelf, writer = shelf_of(book, book_key, path), fleet_writer(fleet, contributor, path)
     retention = Retention(max_rows_per_fabric=retention_rows, max_days=retention_days)
     metrics_at = ""
     with contextlib.ExitStack() as stack:
