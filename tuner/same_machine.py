@@ -13,12 +13,12 @@ OF_JOBS: Final = ("fabric_id", "n_nodes", "n_ranks_per_node", "numerics")
 """What a single job does on a machine."""
 
 
-def hardware_of(facts: Facts) -> Facts:
+def hardware_of(facts: Facts) -> dict[str, str | int | float | bool]:
     """A machine without variables of NCCL and its network plugins, and without what a single job does."""
     return {name: value for name, value in facts.items() if not name.startswith(PREFIXES) and name not in OF_JOBS}
 
 
-def variables_of(facts: Facts) -> Facts:
+def variables_of(facts: Facts) -> dict[str, str | int | float | bool]:
     """Variables of NCCL and its network plugins that jobs on a fabric had set."""
     return {name: value for name, value in facts.items() if name.startswith(PREFIXES)}
 

@@ -35,12 +35,12 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 49_849,
+    "tuner_lines": 49_861,
     "agent_lines": 23_528,
     "agent_wheel_lines": 23_528,
     "store_lines": 6_367,
-    "zero_runtime_lines": 4_994,
-    "tests_lines": 54_510,
+    "zero_runtime_lines": 4_992,
+    "tests_lines": 54_522,
     "benchmarks_lines": 27_075,
     "constants": 1_117,
     "files_over_400_lines": 24,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
+import itertools
 import threading
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerotune.agent.nccl import compiled, library
+from zerotune.agent.nccl import catalog, compiled, library
 from zerotune.agent.nccl.release import Release
 from zerotune.store.errors import PlanError, PluginError
 from zerotune.store.records import (
@@ -80,12 +82,22 @@ def plugin():
 
 SHAPES = [CommunicatorClass(8, 1), CommunicatorClass(16, 2), CommunicatorClass(16, 4)]
 LEGAL = {
-    Collective.all_gather: [(1, 0), (1, 1), (1, 2), (6, 2), (4, 2), (2, 2)],
-    Collective.reduce_scatter: [(1, 0), (1, 1), (1, 2), (6, 2), (4, 2), (2, 2)],
-    Collective.all_reduce: [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 2), (3, 2), (4, 2), (5, 2)],
-    Collective.broadcast: [(1, 0), (1, 1), (1, 2)],
-    Collective.reduce: [(1, 0), (1, 1), (1, 2)],
+    collective: sorted(
+        {cell for n_nodes in (1, 2) for cell in catalog.legal_cells(collective, n_nodes=n_nodes, collnet=n_nodes == 2)}
+    )
+    for collective in (*catalog.TUNABLE, *catalog.RING_ONLY)
 }
+
+
+@pytest.mark.parametrize("collective", LEGAL)
+def test_a_plan_may_name_the_cells_of_the_catalog_and_no_other(plugin: library.Plugin, collective: Collective) -> None:
+    accepted = []
+    for cell in itertools.product(Algorithm, Protocol):
+        row = PlanRow(SHAPES[0], collective, Phase.forward_gather, 1, 2, Candidate(*cell, 1))
+        with contextlib.suppress(PlanError):
+            plugin.load_plan(Plan(1, (row,)))
+            accepted.append(cell)
+    assert accepted == LEGAL[collective]
 
 
 @st.composite

@@ -77,9 +77,12 @@ def _asked(words: list[str]) -> str | None:
 
 def _run() -> None:
     try:
-        from .app import command_line  # imported here so that Ctrl-C is handled while it loads
+        from .app import command_line, help_of  # imported here so that Ctrl-C is handled while it loads
 
         _refuse_empty(sys.argv[1:])
+        if sys.argv[1:] and sys.argv[-1] in ("-h", "--help") and (text := help_of(sys.argv[1:-1])) is not None:
+            print(text)
+            sys.exit()
         code = command_line(_asked(sys.argv[1:]))(prog_name="zerotune", standalone_mode=False)
     except KeyboardInterrupt:
         code = 130

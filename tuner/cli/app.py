@@ -6,7 +6,7 @@ import copy
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from typing import Annotated, Any, Final
 
@@ -94,6 +94,20 @@ def command_line(asked: str | None = None) -> Any:
     found = typer.main.get_command(app if asked is None else _with_options_of(asked))
     _name_values([found])
     return found
+
+
+def help_of(names: Sequence[str]) -> str | None:
+    """The help of the command with these names, or None if there is no such command.
+
+    typer would parse the words first, for which it loads pydantic: half of the time of a `--help`.
+    """
+    command, context = command_line(names[0] if names else ""), None
+    for name in ("zerotune", *names):
+        command = command if context is None else getattr(command, "commands", {}).get(name)
+        if command is None:
+            return None
+        context = command.context_class(command, info_name=name, parent=context, **command.context_settings)
+    return str(command.get_help(context))
 
 
 def _with_options_of(asked: str) -> typer.Typer:

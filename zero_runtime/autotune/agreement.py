@@ -1,10 +1,9 @@
-"""When steps are counted, compared and changed: at the same boundary on every rank, from the same numbers.
+"""Counts, compares and changes steps at the same boundary on every rank, from the same numbers.
 
-A boundary is the end of an optimizer step, which all ranks reach. After each window of steps every rank contributes
-three numbers to one maximum over all ranks: how long its steps took, how much device memory it had left, and what it
-proposes. The search is a function of what comes back, so no rank can decide otherwise than the others. There is no
-leader, no message and no store; a rank that is late is waited for, as in any collective, and where the collective fails
-it raises on that rank before anything has changed.
+A boundary is the end of an optimizer step, which all ranks reach. After each window of steps, all ranks take a maximum
+of three numbers: their step time, the device memory they had used, and their proposal. The search is a function of the
+three maxima, so no rank can decide otherwise than the others. There is no leader, message or store. All ranks wait for
+a late rank, as in any collective. If the collective fails, it raises before anything has changed.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from .choices import Choices, StepSettings
 from .search import Search
 
 COUNTED_STEPS: Final = 4
-"""Of a window while there is something to try, after one that is not counted: its buffers are made anew."""
+"""Steps of a window during the search. One step before them is not counted, since its buffers are made anew."""
 SETTLED_STEPS: Final = 64
-"""Of a window when there is not: each costs one small collective, and a proposal waits for it."""
+"""Steps of a window after the search: each window costs one small collective, and a proposal waits for its end."""
 _MOST = 1 << 20
-"""More ranks, buckets or depths than there are: one number holds all three."""
+"""A bound of ranks, buckets and depths, so that one number can hold all three."""
 
 Maximum = Callable[[Sequence[int]], Sequence[int]]
 
@@ -29,11 +28,10 @@ class Boundaries:
     """One rank's part.
 
     Args:
-        choices: what may run, the same on every rank.
-        rank: of `n_ranks`.
-        maximum: the greatest over all ranks of each number, all below 2^62; a collective call.
-        now_us: microseconds, when all that was asked of the device is done.
-        free_bytes: of device memory, at the fullest moment so far.
+        choices: the settings that may run, the same on every rank.
+        maximum: a collective that returns the maximum over all ranks of each number; all are below 2^62.
+        now_us: waits until the device has done all work, and returns the time.
+        free_bytes: device memory that was free at the fullest moment so far.
     """
 
     def __init__(
@@ -54,13 +52,14 @@ class Boundaries:
         self._proposed = 0
 
     def propose(self, bucket_bytes: int | None, prefetch: int | None) -> StepSettings:
-        """Ask for something to be tried next; of several ranks that ask, the lowest is heard.
+        """Propose the next trial; of several proposals, that of the lowest rank counts.
 
         Args:
-            bucket_bytes: None: as it is.
+            bucket_bytes: None: the present one.
+            prefetch: None: the present one.
 
         Returns:
-            What exists nearest to it.
+            The nearest available setting.
         """
         choices = self.search.choices
         asked = choices.nearest(bucket_bytes, prefetch, self.search.leader)
@@ -73,10 +72,10 @@ class Boundaries:
         self._n_steps = 0
 
     def step_ended(self) -> StepSettings | None:
-        """Every rank calls this at each boundary, with nothing of the step under way.
+        """Every rank calls this at each boundary, when no call of the step is under way.
 
         Returns:
-            What is to run from here; None: what runs already.
+            The setting of the next steps; None: it stays as it is.
         """
         self._n_steps += 1
         if self._n_steps == 1:
@@ -84,16 +83,16 @@ class Boundaries:
         if self._n_steps <= (SETTLED_STEPS if self.search.is_settled else COUNTED_STEPS):
             return None
         step_us = (self._now_us() - self._begun_us) / (self._n_steps - 1)
-        said = [max(0, round(1000 * step_us)), _MOST**3 - max(0, self._free_bytes()), self._proposed]
-        slowest_ns, fullest, asked = self._maximum(said)
+        mine = [max(0, round(1000 * step_us)), _MOST**3 - max(0, self._free_bytes()), self._proposed]
+        slowest_ns, fullest, asked = self._maximum(mine)
         self._n_steps, self._proposed = 0, 0
         before = self.search.running
         after = self.search.ended(slowest_ns / 1000, _MOST**3 - fullest, self._settings(asked))
         return None if after == before else after
 
-    def _settings(self, said: int) -> StepSettings | None:
-        if not said:
+    def _settings(self, proposed: int) -> StepSettings | None:
+        if not proposed:
             return None
         choices = self.search.choices
-        bucket, depth = divmod(said % _MOST**2, _MOST)
+        bucket, depth = divmod(proposed % _MOST**2, _MOST)
         return StepSettings(choices.buckets_bytes[bucket], choices.prefetches[depth], self.search.leader.variant)

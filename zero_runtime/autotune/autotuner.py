@@ -1,4 +1,4 @@
-"""What changes in a sharded model when another bucket, depth or communicator is to run."""
+"""Changes a sharded model's bucket, prefetch depth and communicator between steps."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .variants import READY_AFTER, Variants, say, why_not
 
 
 class Autotuner:
-    """One engine's.
+    """One engine's autotuner.
 
     Args:
-        units: whose buffers were cut into chunks finer than a bucket.
-        partitioned: stage 3's parameters, which are gathered ahead; None: nothing is.
-        groups: meet one after another and reach all ranks that train this model.
+        units: their buffers are cut into chunks smaller than a bucket.
+        partitioned: stage 3's parameters, which are gathered ahead; None: no parameter is.
+        groups: maxima over one after another reach all ranks that train this model.
     """
 
     def __init__(
@@ -67,16 +67,16 @@ class Autotuner:
 
     @property
     def running(self) -> StepSettings:
-        """What the present step runs."""
+        """The present step's settings."""
         return self._boundaries.search.running
 
     @property
     def chosen(self) -> StepSettings | None:
-        """What proved best; None: there is still something to try."""
+        """The best settings; None: the search goes on."""
         return self._boundaries.search.leader if self._boundaries.search.is_settled else None
 
     def step_ended(self) -> None:
-        """Every rank calls this at each boundary, when no gradient is left and no new parameter is gathered yet."""
+        """Every rank calls this after a step's last gradient and before the next parameter is gathered."""
         if self._variants is not None:
             self._n_steps += 1
             search = self._boundaries.search
@@ -89,7 +89,7 @@ class Autotuner:
         if changed is not None:
             self._adopt(changed)
         if self._variants is not None:
-            self._variants.tell(self._boundaries.search.judged)
+            self._variants.report(self._boundaries.search.judged)
 
     def _adopt(self, settings: StepSettings) -> None:
         for unit in self._units:
@@ -102,9 +102,9 @@ class Autotuner:
             self._partitioned.prefetch = settings.prefetch
 
     def _greatest(self, numbers: Sequence[int]) -> list[int]:
-        said = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        greatest = torch.tensor(numbers, dtype=torch.int64, device=self._device)
         for group in self._groups:
             phases.announce(phases.OTHER)
-            collectives.maximum(said, group).wait()
-        found: list[int] = said.tolist()
+            collectives.maximum(greatest, group).wait()
+        found: list[int] = greatest.tolist()
         return found

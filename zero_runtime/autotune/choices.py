@@ -1,4 +1,4 @@
-"""What a step can be run with, and in which order that is tried."""
+"""The settings that a step can run with, and the order of their trials."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 FINEST: Final = 16
-"""A bucket is at most cut into so many chunks: each costs a call, and a place in the layout."""
+"""Most chunks of a bucket: each costs a call, and a place in the layout."""
 DEEPEST: Final = 3
-"""Layers gathered ahead: one more hides nothing that three did not hide, and costs memory."""
+"""Most layers gathered ahead: a fourth hides no more than three, and costs memory."""
 
 
 class StepSettings(NamedTuple):
-    """What may change between steps without changing a bit of what is trained."""
+    """Settings that may change between steps without changing a bit of the training."""
 
     bucket_bytes: int
     prefetch: int
     variant: int = 0
-    """Which of `communicator_variants` gathers run on, counted from 1; 0: the usual communicator."""
+    """The entry of `communicator_variants` that gathers run on, counted from 1; 0: the usual communicator."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Every bucket and depth that may run.
+    """All buckets, depths and variants that may run.
 
-    buckets_bytes: ascending. prefetches: ascending; one alone where nothing is gathered ahead.
-    variants: ascending; 0 alone where there is no other communicator. They have their memory already.
-    layer_bytes: of the largest layer, which each depth holds once more.
-    n_buckets: that exist at a time, besides what is filled.
+    buckets_bytes: ascending. prefetches: ascending; a single one if nothing is gathered ahead.
+    variants: ascending; only 0 if there is no other communicator. Their communicators exist already.
+    layer_bytes: size of the largest layer, which each level of depth holds once more.
+    n_buckets: buckets that exist at a time, besides the one that is being filled.
     """
 
     buckets_bytes: tuple[int, ...]
@@ -38,7 +38,7 @@ class Choices:
     variants: tuple[int, ...] = (0,)
 
     def around(self, settings: StepSettings) -> Iterator[StepSettings]:
-        """All that differ in one: buckets, then depths, the nearest first and larger before smaller, then variants."""
+        """All that differ in one setting: buckets, depths (nearest first, larger before smaller), then variants."""
         for bucket in _nearest(self.buckets_bytes, settings.bucket_bytes):
             yield settings._replace(bucket_bytes=bucket)
         for depth in _nearest(self.prefetches, settings.prefetch):
@@ -48,16 +48,16 @@ class Choices:
                 yield settings._replace(variant=variant)
 
     def more_bytes(self, now: StepSettings, then: StepSettings) -> int:
-        """Device memory that `then` takes beyond `now`, at most."""
+        """Most device memory that `then` takes beyond `now`."""
         buckets = (self.n_buckets + 1) * (then.bucket_bytes - now.bucket_bytes)
         return max(0, buckets) + max(0, self.layer_bytes * (then.prefetch - now.prefetch))
 
     def nearest(self, bucket_bytes: int | None, prefetch: int | None, to: StepSettings) -> StepSettings:
-        """What was asked for, as far as it exists.
+        """The nearest available setting.
 
         Args:
-            bucket_bytes: at most; None: as `to` has it.
-            prefetch: layers gathered ahead; None likewise.
+            bucket_bytes: the largest bucket to use; None: that of `to`.
+            prefetch: layers gathered ahead; None: those of `to`.
         """
         bucket = to.bucket_bytes if bucket_bytes is None else bucket_bytes
         depth = to.prefetch if prefetch is None else prefetch
@@ -69,7 +69,7 @@ class Choices:
 
 
 def chunk_cap_bytes(bucket_bytes: int) -> int:
-    """The most that a chunk may have for buckets to be made of whole chunks."""
+    """Largest chunk with which buckets are made of whole chunks."""
     return max(1, bucket_bytes // FINEST)
 
 
@@ -77,10 +77,10 @@ def ladder(chunk_bytes: int, longest_bytes: int, begin_bytes: int) -> tuple[int,
     """Buckets worth trying: powers of two of a chunk, up to the first that holds the longest buffer.
 
     Args:
-        begin_bytes: bucket at the beginning; nothing above eight times that.
+        begin_bytes: the first bucket; no bucket is larger than eight times that.
 
     Returns:
-        Ascending; one at least.
+        Ascending; at least one.
     """
     found = [max(1, chunk_bytes)]
     while found[-1] < longest_bytes and found[-1] * 2 <= 8 * begin_bytes:

@@ -1,15 +1,15 @@
-"""FSDP2's all-gathers on variants of their process group, changed while training runs.
+"""Runs FSDP2's all-gathers on variants of their process group, and changes the variant while training runs.
 
 All ranks of a process group gather in the same order, since each gather is a collective. So "before gather n" is the
-same place in all their programs, and what ranks decide there from a maximum over all of them, they decide alike. A
-*pass* begins where the parameters that gathered first gather again for a forward. As many passes as lie between two
-optimizer steps are a step for the search: gradient accumulation makes them several.
+same place in all their programs, and ranks meet there for a maximum, which decides for all of them. A *pass* begins
+when the parameters that gathered first gather again for a forward. The passes between two optimizer steps are one step
+of the search: gradient accumulation makes them several.
 
-Whether all ranks take part is known without a wait: each says so in the job's store before its first gather, and reads
-what the others said when that gather has completed everywhere.
+Ranks learn without a wait whether all of them take part. Each counts itself in the job's store before its first gather,
+and reads the count when that gather has completed on all ranks.
 
-A rank on which zerotune fails goes on counting gathers, and all ranks leave at their next maximum: one that left alone
-would let the others wait.
+A rank on which zerotune fails goes on counting gathers, and all ranks leave at their next meeting. If it left alone,
+the others would wait for it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from .measures import UNLIMITED_BYTES, clock_of
 from .variants import READY_AFTER, Variants, logger, reason, say, why_not
 
 LAST_MEETING: Final = 16 * READY_AFTER
-"""Passes after which an optimizer that has not stepped twice is not waited for."""
+"""Passes after which ranks no longer wait for an optimizer that has not stepped twice."""
 MOST_UNLIKE: Final = 32
-"""Steps with other gathers than the one before, each of which begins a window anew."""
+"""Most steps whose number of gathers differs from the step before; each of them begins a window anew."""
 
 
 LEFT: Final = "gathers of process group %s stay as they are: %s"
@@ -53,7 +53,7 @@ class Stopped(Exception):
 
 
 class Gathers:
-    """Those of one process group."""
+    """The gathers of one process group."""
 
     def __init__(self, group: dist.ProcessGroup, wanted: Sequence[Mapping[str, int]], device: torch.device) -> None:
         self.group = group
@@ -80,7 +80,7 @@ class Gathers:
         """This rank is the n-th that takes part; 0: it is not known to the others."""
         try:
             why = why_not(group)
-        except Exception as error:  # a group that is none of ours to understand
+        except Exception as error:  # a group of an unknown kind
             why = reason(error)
         self._is_over = bool(why)
         if why:
@@ -92,10 +92,10 @@ class Gathers:
         self._has_stepped = True  # and no more: torch.compile may make it part of the optimizer
 
     def next_group(self, place: object) -> dist.ProcessGroup:
-        """Which group the next gather runs on.
+        """The group that the next gather runs on.
 
         Args:
-            place: whose parameters are gathered.
+            place: identifies the parameters that are gathered.
         """
         if not self._is_over:
             try:
@@ -140,7 +140,7 @@ class Gathers:
         return int(c10d._get_default_store().add(f"zerotune/variants/{self._key}", n))
 
     def _learn(self) -> None:
-        """What a step is, and from the time that memory is filled, which variants there are."""
+        """Learn how many passes a step has; once memory is filled, create the variants."""
         if self._has_stepped:
             self._has_stepped = False
             if self._stepped_at:
@@ -157,8 +157,8 @@ class Gathers:
                 why = "not all ranks enabled the same communicator_variants"
                 logger.warning("zerotune: " + LEFT, self.group.group_name, why)
             return
-        said = [int(not self._periods), mode(self._periods or [0]), self._stepped_at]
-        is_unknown, self._period, self._stepped_at = self._meet(said)
+        mine = [int(not self._periods), mode(self._periods or [0]), self._stepped_at]
+        is_unknown, self._period, self._stepped_at = self._meet(mine)
         if is_unknown:
             self._meets_at *= 2
             if self._meets_at > LAST_MEETING:
@@ -182,7 +182,7 @@ class Gathers:
 
     def _step_begins(self, boundaries: Boundaries) -> None:
         search = boundaries.search
-        if search.is_settled:  # a step ago: nothing is under way on those that are not in use
+        if search.is_settled:  # since the last step: no call is under way on groups that are not in use
             self._leave("")
             self._variants.keep(search.leader.variant)
             return
@@ -196,10 +196,14 @@ class Gathers:
         changed = boundaries.step_ended()
         if changed is not None:
             self._in_use = self._variants.groups[changed.variant]
-        self._variants.tell(search.judged)
+        self._variants.report(search.judged)
 
     def _leave(self, why: str) -> None:
-        """Gathers stay on the group in use; `why` the search for the best one ends early, empty: it is over."""
+        """Let gathers stay on the group in use.
+
+        Args:
+            why: the reason why the search ends early; empty: it is complete.
+        """
         self._is_over = True
         self._unhook()
         if why:
@@ -213,7 +217,7 @@ class Gathers:
         say(logging.WARNING, LEFT, self.group.group_name, why)
 
     def _meet(self, numbers: Sequence[int]) -> list[int]:
-        """The greatest over all ranks of each number.
+        """The maximum over all ranks of each number.
 
         Raises:
             Stopped: zerotune has failed on a rank; all ranks raise it.
@@ -230,7 +234,7 @@ def vary(wanted: Sequence[Mapping[str, int]]) -> None:
     """Let models that `fully_shard` shards from now on gather on variants of their process groups. Never raises.
 
     Args:
-        wanted: fields of NCCL's config that each variant has otherwise.
+        wanted: fields of NCCL's config in which each variant differs.
     """
     try:
         wanted = communicator_variants(wanted)
@@ -244,7 +248,7 @@ def vary(wanted: Sequence[Mapping[str, int]]) -> None:
         return
     known: WeakValueDictionary[str, Gathers] = WeakValueDictionary()
 
-    # FSDP2 lets what is set later replace a gather of this class, and memory is allocated as without us.
+    # FSDP2 lets a later setting replace a gather of this class, and allocates memory as without it.
     class AllGather(DefaultAllGather):
         def __init__(self) -> None:
             self.gathers: dict[str, Gathers] = {}

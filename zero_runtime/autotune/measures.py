@@ -1,4 +1,4 @@
-"""What a rank measures of itself: how late it is, and how much device memory is free."""
+"""What a rank measures: the time, and its free device memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 import torch.distributed as dist
 
 UNLIMITED_BYTES: Final = 1 << 50
-"""Of a CPU: what its processes share is not one rank's to count."""
+"""Free memory of a CPU, whose processes share it: no rank counts it."""
 USABLE: Final = 0.8
-"""Of what is free: the rest is for fragments."""
+"""Share of free memory that may be used: the rest is for fragments."""
 
 
 def clock_of(group: dist.ProcessGroup, device: torch.device) -> Callable[[], float]:
-    """Microseconds at which all that was asked of the device is done.
+    """A clock (us) that waits until the device has done all work.
 
     Args:
-        group: one that keeps a time of its own, as an emulated one may, says it by `now_us()`.
+        group: an emulated one may have a clock of its own, `now_us()`.
     """
     own: Callable[[], float] | None = getattr(group, "now_us", None)
     if own is not None:
@@ -34,7 +34,7 @@ def clock_of(group: dist.ProcessGroup, device: torch.device) -> Callable[[], flo
 
 
 def free_bytes_of(device: torch.device) -> Callable[[], int]:
-    """Device memory that was not taken at the fullest moment so far, less what fragments may take."""
+    """Measures device memory that was free at the fullest moment so far, without what fragments may take."""
 
     def free_bytes() -> int:
         if device.type != "cuda":
@@ -47,10 +47,10 @@ def free_bytes_of(device: torch.device) -> Callable[[], int]:
 
 
 def left_bytes_of(group: dist.ProcessGroup, device: torch.device) -> Callable[[], int]:
-    """Device memory that NCCL could have now, which the driver gives: what torch has reserved does not count.
+    """Measures device memory that NCCL could allocate now; memory that torch has reserved is not free.
 
     Args:
-        group: an emulated one says it by `left_bytes()`.
+        group: an emulated one answers with its `left_bytes()`.
     """
     own: Callable[[], int] | None = getattr(group, "left_bytes", None)
     if own is not None:

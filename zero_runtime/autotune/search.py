@@ -1,9 +1,8 @@
-"""Which bucket and depth to run next, from how long steps took: a pure function of numbers that all ranks share.
+"""Chooses the next bucket, depth and variant from step times: a pure function of numbers that all ranks share.
 
-One setting leads, another is on trial. Both run for some steps in turns until their step times tell them apart, and
-whatever is not faster gives way to the leader. Each trial differs from the leader in the bucket, in the depth or in the
-variant; the search is over when nothing around the leader is left to try. It begins anew when steps change by
-themselves.
+One setting leads, and another is on trial. They run in turns until their step times differ significantly. A trial that
+is not faster gives way to the leader. Each trial differs from the leader in the bucket, in the depth or in the variant.
+The search ends when no neighbour of the leader is left to try. It begins anew if step times change by themselves.
 """
 
 from __future__ import annotations
@@ -17,54 +16,50 @@ from typing import Final, NamedTuple
 from .choices import Choices, StepSettings
 
 LIMIT: Final = 3.3
-"""Standard deviations by which steps differ beyond doubt; the step guard's of tuner/learning/policy."""
+"""Standard deviations of a significant difference, as the step guard of tuner/learning/policy has it."""
 LEAST_GAIN: Final = 0.004
-"""Less (log) is not worth a change; likewise."""
+"""Least gain (log) for a change, as the step guard has it."""
 LEAST_NOISE: Final = 0.001
-"""Of a window's mean (log): few windows may be alike by chance."""
+"""Least standard deviation (log) of a window's mean: few windows may be equal by chance."""
 LEAST_WINDOWS: Final = 2
-"""Of the leader, before anything is on trial."""
+"""Windows of the leader before the first trial."""
 MOST_WINDOWS: Final = 6
-"""Of what is on trial: what has not won by then is not worth more."""
+"""Windows of a trial: a setting that has not won by then gains too little."""
 RECENT: Final = 8
-"""Windows of the leader that still count: training changes."""
+"""Last windows of the leader that count, since training changes."""
 SHIFT: Final = 0.1
-"""Steps differ by so much (log) from what they were when the search ended: they are others."""
+"""Difference (log) from the step time at the end of the search with which a new search begins."""
 REST_WINDOWS: Final = 8
-"""From the end of a search to the next; each further one waits twice as long."""
+"""Windows from the end of a search to the next; each further search waits twice as long."""
 UNKNOWN_NOISE: Final = 0.01
-"""Standard deviation (log) of a window's mean, assumed besides few windows."""
+"""Prior standard deviation (log) of a window's mean."""
 PRIOR_WINDOWS: Final = 2
-"""That assumption counts as so many windows."""
+"""Weight of this prior, in windows."""
 
 
 class Judged(NamedTuple):
-    """How a trial has ended."""
+    """The result of a trial."""
 
     tried: StepSettings
     against: StepSettings
     is_faster: bool
     difference: float
-    """Of step times (log); negative: what was tried took less."""
+    """Difference of step times (log); negative: the trial was faster."""
     doubt: float
-    """Of the difference, `LIMIT` standard deviations."""
+    """`LIMIT` standard deviations of the difference."""
 
 
 class Search:
-    """One job's search.
-
-    Args:
-        choices: what may run.
-    """
+    """One job's search."""
 
     def __init__(self, choices: Choices, begin: StepSettings) -> None:
         self.choices = choices
         self.leader = self.running = begin
         self.judged: Judged | None = None
-        """The latest trial that has ended."""
+        """The last trial that has ended."""
         self._trial: StepSettings | None = None
         self._led: deque[float] = deque(maxlen=RECENT)
-        """Logarithms of the leader's windows, newest last."""
+        """Log step times of the leader's windows, newest last."""
         self._tried: list[float] = []
         self._rejected: set[StepSettings] = set()
         self._asked: StepSettings | None = None
@@ -75,18 +70,18 @@ class Search:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is left to try."""
+        """No neighbour of the leader is left to try."""
         return self._settled_at is not None
 
     def ended(self, step_us: float, free_bytes: int, asked: StepSettings | None = None) -> StepSettings:
         """A window of steps has ended.
 
         Args:
-            step_us: mean step of it, of the slowest rank.
-            free_bytes: device memory that is free on the fullest rank.
+            step_us: its mean step time on the slowest rank.
+            free_bytes: free device memory on the fullest rank.
 
         Returns:
-            What the next window runs.
+            The setting of the next window.
         """
         log_us = math.log(max(step_us, 1e-9))
         if self.running == self.leader:
@@ -95,7 +90,7 @@ class Search:
             self._tried.append(log_us)
             self._judge()
         if asked is not None and asked not in (self.leader, self._trial):
-            self._asked, self._trial, self._tried = asked, None, []  # what is undecided comes again later
+            self._asked, self._trial, self._tried = asked, None, []  # an undecided trial comes again later
             self._rejected.discard(asked)
             self._settled_at = None
         if self._settled_at is not None:
@@ -105,7 +100,7 @@ class Search:
         return self.running
 
     def _judge(self) -> None:
-        """Whether what is on trial leads from now on, gives way for good, or runs again."""
+        """Let the trial lead from now on, give way for good, or run again."""
         assert self._trial is not None
         difference = fmean(self._tried) - fmean(self._led)
         doubt = LIMIT * self._noise() * math.sqrt(1 / len(self._tried) + 1 / len(self._led))
@@ -147,7 +142,7 @@ class Search:
         self._rest = REST_WINDOWS << min(self._rests, 10)
 
     def _watch(self, log_us: float) -> None:
-        """Steps that changed by themselves, twice in a row and not too soon, are another training."""
+        """Begin anew if two windows in a row differ from the end of the search, and the rest is over."""
         assert self._settled_at is not None
         self._rest -= 1
         self._odd = self._odd + 1 if abs(log_us - self._settled_at) > SHIFT else 0

@@ -1,7 +1,7 @@
-"""Process groups of the same ranks whose communicators are configured otherwise, for gathers to run on.
+"""Process groups of the same ranks with other communicator configs, for gathers to run on.
 
-They are made once training has filled its memory, and only where enough of it is left: what a communicator takes is
-known when it exists. All that decides comes from a maximum over the ranks, so that all make the same groups.
+They are created once training has filled its memory, and only if enough of it is left. How much memory a communicator
+takes is known after its creation. Every decision follows from a maximum over the ranks, so all create the same groups.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .search import Judged
 logger = logging.getLogger("zerotune.variants")
 
 READY_AFTER: Final = 8
-"""Steps of training: by then memory is as full as it gets."""
+"""Steps after which memory is as full as it gets."""
 RESERVE_BYTES: Final = 1 << 30
-"""Device memory that stays free beside a variant's communicator; before one is made, it is twice as much."""
+"""Device memory that must stay free beside a variant's communicator; twice as much before it is created."""
 
 
 def say(level: int, message: str, *values: object) -> None:
-    """One line of the job, by rank 0."""
+    """Rank 0 logs a line."""
     if dist.get_rank() == 0:
         logger.log(level, "zerotune: " + message, *values)
 
 
 def why_not(group: dist.ProcessGroup) -> str:
-    """Why gathers of `group` stay on it; empty: they may run on another."""
+    """Why gathers of `group` must stay on it; empty: they may run on another one."""
     if "nccl" not in str(dist.get_backend_config(group)):
         return "it does not run on NCCL"
     if group.size() == 1:
@@ -49,17 +49,17 @@ def reason(error: Exception) -> str:
 
 
 def shown(config: Mapping[str, int]) -> str:
-    """A variant, as a user reads it."""
+    """A variant in words."""
     return " ".join(f"{name}={value}" for name, value in config.items())
 
 
 class Variants:
-    """One process group's.
+    """The variants of one process group.
 
     Args:
-        usual: has all ranks of the job.
-        wanted: what each variant's config has other than the usual one's; numbered from 1.
-        maximum: the greatest over all ranks of each number; a collective call.
+        usual: the group, with all ranks of the job.
+        wanted: fields in which each variant's config differs from the usual one; numbered from 1.
+        maximum: a collective that returns the maximum over all ranks of each number.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class Variants:
         maximum: Callable[[Sequence[int]], Sequence[int]],
     ) -> None:
         self.groups: dict[int, dist.ProcessGroup] = {0: usual}
-        """Those that there are, the usual one as 0."""
+        """Existing groups by number; 0 is the usual one."""
         self._usual, self._device, self._wanted, self._maximum = usual, device, wanted, maximum
         self._left_bytes = left_bytes_of(usual, device)
-        self._told: Judged | None = None
+        self._reported: Judged | None = None
 
     def make(self) -> tuple[int, ...]:
-        """Make the groups that fit into memory; all ranks call it, with nothing under way.
+        """Create the groups that fit into memory; all ranks call it while no call is under way.
 
         Returns:
-            The numbers of all that there are.
+            The numbers of all existing groups.
         """
         for number, config in enumerate(self._wanted, 1):
             if why := self._try_to_make(number, config):
@@ -87,7 +87,7 @@ class Variants:
         return tuple(self.groups)
 
     def _try_to_make(self, number: int, config: Mapping[str, int]) -> str:
-        """Make one; a reason says why it is not there."""
+        """Create one group, or return the reason why it is missing."""
         name = shown(config)
         options, why = self._options(config)
         why, before_bytes = self._agreed(why)
@@ -108,7 +108,7 @@ class Variants:
         return why
 
     def _connect(self, number: int, options: Any, name: str) -> str:
-        """A process group that has its communicator; a reason says why there is none."""
+        """Create a process group and its communicator, or return the reason why there is none."""
         try:
             made: dist.ProcessGroup = dist.new_group(
                 backend="nccl", timeout=options._timeout, pg_options=options, group_desc=f"zerotune {name}"
@@ -121,13 +121,13 @@ class Variants:
         return ""
 
     def _agreed(self, why: str) -> tuple[str, int]:
-        """The same on all ranks: whether one cannot go on, and the device memory left on the fullest rank.
+        """Whether all ranks can go on, and the device memory (bytes) left on the fullest rank; equal on all ranks.
 
         Args:
-            why: this rank cannot; empty: it can.
+            why: the reason why this rank cannot; empty: it can.
 
         Returns:
-            The reason, empty if all ranks can go on, and bytes.
+            The reason why a rank cannot, empty if all can; and bytes.
         """
         left_bytes = 0
         try:
@@ -159,20 +159,20 @@ class Variants:
         return options, ""
 
     def keep(self, number: int) -> tuple[int, ...]:
-        """Destroy all groups but the usual one and `number`; all ranks call it, with nothing under way on the others.
+        """Destroy all groups except the usual one and `number`; no call may be under way on the destroyed ones.
 
         Returns:
-            The numbers of those that are left.
+            The numbers of the remaining groups.
         """
         for other in [one for one in self.groups if one not in (0, number)]:
             dist.destroy_process_group(self.groups.pop(other))
         return tuple(self.groups)
 
-    def tell(self, judged: Judged | None) -> None:
-        """Say it if a variant has been found faster or not."""
-        if judged is None or judged is self._told:
+    def report(self, judged: Judged | None) -> None:
+        """Log the result of a variant's trial, once."""
+        if judged is None or judged is self._reported:
             return
-        self._told = judged
+        self._reported = judged
         if judged.tried.variant == judged.against.variant:
             return
         tried, against = (

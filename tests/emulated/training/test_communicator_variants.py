@@ -299,7 +299,7 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "in NCCL, on all ranks": lambda patch: patch.setattr(dist, "new_group", fails),
     "while steps are compared": lambda patch: patch.setattr(Gathers, "_is_captured", Later(READY + 3)),
     "at every later gather": lambda patch: patch.setattr(Gathers, "_is_captured", Later(READY + 3, N_STEPS * 10)),
-    "where the verdict is told": lambda patch: patch.setattr(variants.Variants, "tell", fails),
+    "where the verdict is told": lambda patch: patch.setattr(variants.Variants, "report", fails),
 }
 """What fails, on rank 1 only unless the name says otherwise."""
 

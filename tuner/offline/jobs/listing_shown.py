@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from ....store.records.job_names import titled
 from .listing import Gain, GainKind, JobEnd, JobLine
@@ -28,7 +28,8 @@ def render(lines: Sequence[JobLine], console: Console) -> None:
     if not lines:
         console.print("No job has trained with this store yet: zerotune launch -- COMMAND", markup=False)
         return
-    table = Table("name", "job", "started", "steps", "workload", "end", "saved per step", box=None)
+    whole = [Column(name, no_wrap=True) for name in ("job", "started", "steps")]
+    table = Table("name", *whole, "workload", "end", "saved per step", box=None)
     for one in lines:
         table.add_row(
             escape(one.name) or "-",
