@@ -252,7 +252,7 @@ def measure(world_size: int, n_changes: int) -> dict[str, float]:
     for epoch in range(1, n_changes + 1):
         before = agreement.counters()
         began_s = time.perf_counter()
-        agreement.tell(Offered(plan(epoch, world_size)))
+        agreement.post(Offered(plan(epoch, world_size)))
         ended_s, n_stub_requests, longest_s, n_switched = pipe.recv()
         if n_switched != world_size // RANKS_PER_GROUP + RANKS_PER_GROUP:
             raise RuntimeError(f"change {epoch} switched {n_switched} communicators")

@@ -76,7 +76,7 @@ class _Plans:
 class _HostClock:
     """What times steps without events: the host's clock. It is held up until the device is at most so far behind."""
 
-    is_trainings = True
+    training_thread_only = True
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -98,7 +98,7 @@ def told_steps(host_ahead: int, *, has_events: bool) -> tuple[np.ndarray, int, i
         device.run(host_ahead)
         timer.finish()
     device.run()
-    timer.settle(is_last=True)
+    timer.report_ended(is_last=True)
     off = np.array([abs(one.duration_us / true_us[one.epoch - 1] - 1.0) for one in told])
     return off, int((off > WRONG).sum()), len(lost)
 

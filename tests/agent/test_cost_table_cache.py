@@ -1,6 +1,6 @@
 import numpy as np
 
-from zerotune.agent.daemon_link.cost_book import MAX_QUESTIONS, CostBook
+from zerotune.agent.daemon_link.cost_table_cache import MAX_QUESTIONS, CostTableCache
 from zerotune.store import wire
 
 
@@ -16,7 +16,7 @@ def told(book):
 
 
 def test_each_table_is_told_once_and_all_of_them_again_to_whoever_comes_next():
-    book = CostBook()
+    book = CostTableCache()
     book.add(tables(64, 128))
     assert told(book) == [(64, 1.0), (128, 1.0)]
     book.add(tables(256))
@@ -27,7 +27,7 @@ def test_each_table_is_told_once_and_all_of_them_again_to_whoever_comes_next():
 
 
 def test_it_is_bounded_and_forgets_what_was_asked_longest_ago():
-    book = CostBook()
+    book = CostTableCache()
     for message_bytes in range(1, MAX_QUESTIONS + 3):
         book.add(tables(message_bytes))
     kept = [message_bytes for message_bytes, _ in told(book)]
