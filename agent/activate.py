@@ -1,4 +1,4 @@
-"""Puts the agent into this process; nothing runs until the job's process group exists."""
+"""Installs the agent in this process; nothing runs until the job's process group exists."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from ..store.errors import PluginError
 from ..store.paths import check_endpoint
-from .daemon_link.door import knock
+from .daemon_link.node_service import request_daemon
 from .first_group import before_first_group
-from .reasons import Mark, leave
-from .settings import ENV_FABRIC, ENV_LAUNCH, AgentSettings, is_first_of_node, take_over
+from .reasons import Mark, write_mark
+from .settings import ENV_FABRIC, ENV_LAUNCH, AgentSettings, is_first_of_node, unpack_variables
 
 if TYPE_CHECKING:
     from .session import Session
@@ -26,7 +26,7 @@ logger = logging.getLogger("zerotune.agent")
 
 @dataclass(frozen=True)
 class Installed:
-    """What runs in this process, for those who measure it."""
+    """What runs in this process, for benchmarks and callbacks."""
 
     session: Session
     hooks: StepHooks
@@ -39,14 +39,14 @@ _active = False
 
 
 def arm() -> None:
-    """Let a launched process have the agent, once torch is there.
+    """Turn the agent on in a launched process that has imported torch.
 
-    A child of multiprocessing gets it when it makes a process group, as ranks of `mp.spawn` do. A data loader's worker
-    makes none.
+    A child of multiprocessing gets the agent when it makes a process group, as ranks of `mp.spawn` do. A data loader's
+    worker makes no group.
     """
-    take_over(os.environ)
-    leave(Mark.agent)
-    if not any("multiprocessing" in word for word in sys.orig_argv):  # so spawned and forkserver's children are started
+    unpack_variables(os.environ)
+    write_mark(Mark.agent)
+    if not any("multiprocessing" in word for word in sys.orig_argv):  # the command line of spawned children names it
         activate()
         return
     if os.environ.get(ENV_FABRIC):
@@ -75,7 +75,7 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
     global installed
     began_s = time.perf_counter()
     if endpoint is None:
-        knock(wait_s=0.0)
+        request_daemon(wait_s=0.0)
     settings = AgentSettings.from_environment()
     if endpoint is not None:
         settings = replace(settings, endpoint=endpoint)
@@ -84,7 +84,7 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
         from .nccl import fabric as fabrics
         from .nccl.compiled import EMULATED_NCCL
 
-        # A wrong name or a missing compiler must fail now, as under `launch`, and not when groups are made.
+        # A wrong name or a missing compiler must fail now, as under `launch`, not when groups are made.
         fabrics.load(fabric)
         EMULATED_NCCL.build()
         settings = replace(settings, fabric=fabric)
@@ -106,11 +106,11 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
         try:
             plugin = library.load()
         except PluginError as error:
-            # Where `launch` has said so, or another rank of this node does, once is enough.
-            said = os.environ.get(ENV_LAUNCH) == "1" or not is_first_of_node()
-            level = logging.INFO if said else logging.WARNING
+            # One warning is enough: `launch` has printed it, or the node's first rank does.
+            is_printed = os.environ.get(ENV_LAUNCH) == "1" or not is_first_of_node()
+            level = logging.INFO if is_printed else logging.WARNING
             logger.log(level, "zerotune: %s; training runs at NCCL's own choice", error)
-            other_plugins.give_back(os.environ)
+            other_plugins.restore_variables(os.environ)
         else:
             if settings.plan_path is not None:
                 from ..store.plan_file import names_chunk_sizes
@@ -118,10 +118,10 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
                 plugin.ask_chunk_sizes(names_chunk_sizes(settings.plan_path))
             elif settings.job_options.chunk_sizes:
                 plugin.ask_chunk_sizes(True)
-            # Not sooner: what a process that makes no group hands on to its children is as it was. By the plugin's
-            # name: it is loaded already, and NCCL 2.27.3 takes no path.
+            # Not sooner: a process without a group must pass its environment on unchanged. The plugin is loaded
+            # already, so its name is enough; NCCL 2.27.3 accepts no path.
             name, searches = plugin.path.name, settings.fabric is None
-            before_first_group(lambda: other_plugins.take_places(os.environ, name, searches=searches))
+            before_first_group(lambda: other_plugins.set_variables(os.environ, name, searches=searches))
             if settings.training:
                 from .environment import tune_environment
 
@@ -131,19 +131,19 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
     hooks.install()
     atexit.register(session.close)
 
-    # A forked child (a data loader's worker) has no threads of ours: it must not act for the rank.
-    def leave_child_alone() -> None:
+    # A forked child (a data loader's worker) has none of the agent's threads: it must not act for the rank.
+    def disable_in_child() -> None:
         global installed
         installed = None
         hooks.remove()
         atexit.unregister(session.close)
 
-    os.register_at_fork(after_in_child=leave_child_alone)
+    os.register_at_fork(after_in_child=disable_in_child)
     installed = Installed(session, hooks, time.perf_counter() - began_s)
 
 
 def end() -> None:
-    """Do now what is else done at exit. Never raises; the agent does not come back in this process."""
+    """Shut the agent down now instead of at exit. Never raises; the agent cannot be enabled again in this process."""
     global installed
     if installed is None:
         return

@@ -1,7 +1,7 @@
-"""Runs at the start of each Python process of a launched job: the agent comes right after the script's `import torch`.
+"""Runs at the start of each Python process of a launched job, and turns the agent on after the script imports torch.
 
-A `.pth` file in site-packages imports this (setup.py writes it), or `site/sitecustomize.py` does. A process that never
-imports torch pays for nothing more.
+A `.pth` file in site-packages imports this module (setup.py writes it), or `site/sitecustomize.py` does. A process that
+never imports torch runs nothing else.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from _thread import get_ident
 
 
 class _AfterTorch:
-    """Finds torch as everybody else does, and arms the agent once torch has run.
+    """A finder that lets the other finders find torch, and arms the agent after torch was imported.
 
-    Whoever only looks for torch gets what it asked for, and this finder stays.
+    A search for torch without an import gets its spec, and this finder stays installed.
     """
 
     def __init__(self) -> None:
         self._searching: set[int] = set()
-        """Threads that are asking the other finders; those may ask all finders in turn."""
+        """Threads that are asking the other finders, which may call this finder again."""
 
-    # Untyped: the types' imports would be paid by every Python process of the job.
+    # Untyped: every Python process of the job would have to import the types.
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         if name != "torch" or get_ident() in self._searching:
             return None
@@ -52,11 +52,11 @@ def _arm() -> None:
         from .activate import arm
 
         arm()
-    except Exception as error:  # training must start whatever is wrong with us
+    except Exception as error:  # training must start whatever is wrong with zerotune
         print(f"zerotune: the agent is off, training runs untuned: {error}", file=sys.stderr)
 
 
-# Where only what begins with NCCL was handed on, that says the rest.
+# A launcher that passes on only NCCL's variables drops ZEROTUNE_LAUNCH; NCCL_ZEROTUNE restores it later.
 if os.environ.get("ZEROTUNE_LAUNCH", "1") == "1":
     if "torch" in sys.modules:
         _arm()

@@ -1,7 +1,4 @@
-"""Runs an unmodified script's collectives on the emulated NCCL: its process groups are made there.
-
-Only for a machine without GPUs: the real NCCL needs nothing of this.
-"""
+"""Makes an unmodified script's process groups on the emulated NCCL, on a machine without GPUs."""
 
 from __future__ import annotations
 
@@ -22,17 +19,18 @@ def install() -> None:
         if getattr(original, "zerotune_emulated", False):
             continue
         replacement = _on_emulated(original, asks_default=name == "init_process_group")
-        # Device meshes make groups, too, by a name of their own for the same function.
+        # Other modules (device meshes) have imported the same function under a name of their own.
         for module in tuple(sys.modules.values()):
             if getattr(module, "__dict__", {}).get(name) is original:
                 setattr(module, name, replacement)
 
 
 def uses_nccl(backend_config: str) -> bool:
-    """Whether a group's collectives on GPUs are NCCL's, by what `torch.distributed.get_backend_config` says.
+    """Whether a group's collectives on GPUs run on NCCL.
 
-    A group made without naming a backend calls itself "undefined", and one made for CPUs too
-    "cpu:gloo,cuda:nccl": its configuration names the backend of each device.
+    Args:
+        backend_config: of `torch.distributed.get_backend_config`. It names the backend of each device, also for a group
+            whose backend is "undefined" (none was named).
     """
     return any(part.rpartition(":")[2] == "nccl" for part in backend_config.split(","))
 
@@ -69,11 +67,11 @@ def emulated_backend(asked: str | None, asks_default: bool) -> str | None:
         # A new group without a backend takes the default group's, which is emulated already.
         return BACKEND if asks_default else None
     if _backends(asked) == {"gloo"} and not asks_default:
-        # A default group on gloo is what scripts fall back to without GPUs. One beside it is meant to be gloo's.
+        # Without GPUs scripts fall back to a default group on gloo. A further group on gloo is meant to be gloo's.
         return asked
     return BACKEND if _backends(asked) <= REPLACED else asked
 
 
 def _backends(asked: str) -> set[str]:
-    """Of "cpu:gloo,cuda:nccl" both, in whichever order; else the one backend for every device."""
+    """Both backends of "cpu:gloo,cuda:nccl"; else the one backend for every device."""
     return {part.rpartition(":")[2].strip() for part in str(asked).lower().split(",")}

@@ -1,4 +1,4 @@
-"""The line with which rank 0 of a launched job ends: what was tuned and what that gained, or why nothing was."""
+"""The line that rank 0 of a launched job prints at its end: what was tuned and its gain, or why nothing was tuned."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..store.counted import counted
 from ..store.records import PlanRow, size_class
 from . import first_group
 from .daemon_link.channel import DAEMON_TIMEOUT_S
-from .daemon_link.line import listener_pid
+from .daemon_link.connection import listener_pid
 from .emulation import BACKEND, uses_nccl
-from .failure import failure_in_words
-from .reasons import QUIET, Mark, Reason, leave, say, take_back, untuned
+from .failure import describe_failure
+from .reasons import QUIET, Mark, Reason, print_line, remove_mark, untuned, write_mark
 from .settings import ENV_LAUNCH, AgentSettings
 
 if TYPE_CHECKING:
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from .steps.recent_steps import RecentSteps
 
 LEAST_STEPS: Final = 100
-"""A job of fewer steps may end before anything could be tried and judged."""
+"""A job of fewer steps may end before a trial could be finished and judged."""
 
-TOLD_SHARE: Final = 0.5
-"""Of replayed calls, above which a job ends with a word about them."""
+REPORTED_SHARE: Final = 0.5
+"""The line mentions replayed calls if they are more than this share of all calls."""
 
 KEPT_SHARE: Final = 0.25
-"""Of the latest steps: a setting that ran in fewer was on trial."""
+"""A setting that ran in a smaller share of the latest steps was on trial."""
 
 Question = tuple[int, ...]
-"""(ranks, nodes, collective, message bytes) that NCCL has asked for."""
+"""(ranks, nodes, collective, message bytes) of a collective for which NCCL asked the tuner."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Facts:
 
     n_ranks: int
     backends: str
-    """Of the default group, as `get_backend_config` has them."""
+    """`get_backend_config` of the default group."""
     has_plugin: bool = True
     is_loaded: bool = True
     """NCCL has loaded the plugin."""
@@ -54,52 +54,52 @@ class Facts:
     """Calls to which a row of a plan applied."""
     questions: Sequence[Question] = ()
     rows: Sequence[PlanRow] = ()
-    """The rows that are kept (`kept`)."""
+    """The rows that `kept` returns."""
     n_steps: int = 0
     saved: Saved | None = None
     """None: too few control windows to compare."""
     has_plan_file: bool = False
     is_exact: bool = False
-    """Only what computes nothing may be tuned."""
-    has_heard: bool = True
-    """A daemon has answered."""
+    """Only collectives that compute nothing may be tuned."""
+    has_answered: bool = True
+    """A daemon has answered at some time."""
     is_silent: bool = False
-    """One that has answered does not any more."""
+    """The daemon that had answered no longer does."""
     listened_s: float = 0.0
-    """How long this rank listened for one."""
+    """How long this rank has waited for a daemon."""
     is_absent: bool = False
-    """None has, and none listens there now."""
+    """No daemon has answered, and none listens at the endpoint now."""
     endpoint: str = ""
     shadow: str = ""
-    """What a daemon in shadow would have changed; empty: it is not."""
+    """What a daemon in shadow mode would have changed; empty: it is not in shadow mode."""
     failure: str = ""
-    """How the script itself failed; empty: it did not, as far as is known."""
+    """How the script itself failed; empty: no failure is known."""
     reasons: Sequence[tuple[Reason, str]] = ()
-    """What the agreement knows, the most important first."""
+    """Reasons that the agreement knows, the most important first."""
     replayed_share: float = 0.0
-    """Of the calls: replays of captured graphs."""
+    """Share of the calls that were replays of captured graphs."""
 
     @property
     def captured(self) -> list[tuple[Reason, str]]:
-        """The reason that captured graphs give, if most calls were theirs."""
-        return [(Reason.captured, f"{self.replayed_share:.1%}")] if self.replayed_share > TOLD_SHARE else []
+        """`Reason.captured`, if most calls were replays of captured graphs; else nothing."""
+        return [(Reason.captured, f"{self.replayed_share:.1%}")] if self.replayed_share > REPORTED_SHARE else []
 
 
 def line(facts: Facts) -> str:
-    """The one line."""
+    """What the job ends with."""
     n_all = len({_kind(question) for question in facts.questions})
     n_tuned = len({_kind(question) for question in facts.questions if _is_tuned(question, facts.rows)})
     if n_tuned and facts.n_matched:
         reasons = *facts.reasons, *facts.captured
         also = "".join(f"; {reason.value.format(detail=detail)}" for reason, detail in reasons)
         also += "; --numerics exact leaves what computes to NCCL" if facts.is_exact else ""
-        also += "" if facts.has_plan_file else "; `zerotune explain`"  # no daemon keeps anything of such a job
+        also += "" if facts.has_plan_file else "; `zerotune explain`"  # without a daemon it would know nothing
         return f"zerotune: {n_tuned} of {counted(n_all, 'collective')} tuned, {_gain(facts)}{also}"
     return untuned(*_why(facts, counted(n_all, "collective")))
 
 
 def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
-    """The first thing that stood in the way, and its details."""
+    """The first reason that applies, and its details."""
     if facts.failure:
         return Reason.script_failed, facts.failure
     if facts.n_ranks == 1:
@@ -119,7 +119,7 @@ def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
         return facts.captured[0]
     if not facts.n_steps:
         return Reason.no_steps, ""
-    if not (facts.has_heard or facts.has_plan_file):
+    if not (facts.has_answered or facts.has_plan_file):
         if facts.listened_s < DAEMON_TIMEOUT_S and not facts.is_absent:
             return Reason.no_repetition, f"{facts.listened_s:.1f} seconds of listening to a daemon"
         return Reason.no_daemon, facts.endpoint
@@ -159,14 +159,14 @@ def _is_tuned(question: Question, rows: Sequence[PlanRow]) -> bool:
 
 
 def kept(rows_of: Mapping[int, Sequence[PlanRow]], n_steps: Mapping[int, int]) -> list[PlanRow]:
-    """The rows that ask for something and are kept.
+    """The rows with a setting that is in force for good, not on trial.
 
-    A row is kept if it rests in force, or ran in enough of the latest steps: a setting that is compared with NCCL's own
-    choice in turns runs in about every second step, one on trial in few.
+    A row is kept if the latest plan has it, or if it ran in enough of the latest steps. A setting that alternates with
+    NCCL's own choice for comparison runs in about every second step, a setting on trial in few steps.
 
     Args:
-        rows_of: of plans, by epoch.
-        n_steps: that ran of late, by epoch.
+        rows_of: rows of the latest plans, by epoch.
+        n_steps: number of latest steps, by epoch.
     """
     epochs_of: dict[PlanRow, set[int]] = {}
     for epoch, rows in rows_of.items():
@@ -181,7 +181,7 @@ def kept(rows_of: Mapping[int, Sequence[PlanRow]], n_steps: Mapping[int, int]) -
     ]
 
 
-def tell(
+def print_ending(
     settings: AgentSettings,
     plugin: Plugin | None,
     steps: RecentSteps,
@@ -189,36 +189,33 @@ def tell(
     n_steps: int,
     questions: Sequence[Question],
     rows_of: Mapping[int, Sequence[PlanRow]],
-    has_heard: bool,
+    has_answered: bool,
     is_silent: bool,
     listened_s: float,
     shadow: str = "",
     reasons: Sequence[tuple[Reason, str]] = (),
     replayed_share: float = 0.0,
 ) -> None:
-    """Say the line, if this is rank 0 of a launched job that is tuned and not told to be quiet.
+    """Print the line, if this is rank 0 of a launched job that has the agent and is not quiet.
 
     Args:
-        plugin: None where it cannot be had.
-        n_steps: that were seen to end.
-        rows_of: of the latest plans, by epoch.
-        is_silent: one that has answered does not any more.
-        listened_s: how long this rank listened for one.
-        shadow: what a daemon in shadow would have changed; empty: it is not.
-        reasons: what the agreement knows, the most important first.
+        plugin: None if it could not be loaded.
+        n_steps: steps whose ends were seen.
+        rows_of: rows of the latest plans, by epoch.
+        has_answered, is_silent, listened_s, shadow, reasons, replayed_share: see `Facts`.
     """
-    failure = failure_in_words()
-    is_told_last = bool(failure) and leave(Mark.failed, failure)
+    failure = describe_failure()
+    is_reported_by_watcher = bool(failure) and write_mark(Mark.failed, failure)
     group = first_group.made()
     if os.environ.get(ENV_LAUNCH) != "1" or not settings.agent_on or group is None or group.rank != 0:
         return
-    leave(Mark.told)
-    if not failure:  # ranks that failed before were started anew
-        take_back(Mark.failed)
+    write_mark(Mark.reported)
+    if not failure:  # an earlier failure was followed by a restart
+        remove_mark(Mark.failed)
     if os.environ.get(QUIET) == "1":
         return
     counts = plugin.counters() if plugin is not None else None
-    rows = kept(rows_of, steps.epochs())
+    rows, endpoint = kept(rows_of, steps.epochs()), settings.endpoint
     facts = Facts(
         n_ranks=group.n_ranks,
         backends=group.backends,
@@ -233,16 +230,16 @@ def tell(
         saved=steps.saved(),
         has_plan_file=settings.plan_path is not None,
         is_exact=settings.is_exact,
-        has_heard=has_heard,
+        has_answered=has_answered,
         is_silent=is_silent,
         listened_s=listened_s,
-        is_absent=not has_heard and settings.endpoint.startswith("ipc://") and listener_pid(settings.endpoint) is None,
+        is_absent=not has_answered and endpoint.startswith("ipc://") and listener_pid(endpoint) is None,
         shadow=shadow,
         failure=failure,
-        endpoint=settings.endpoint,
+        endpoint=endpoint,
         reasons=reasons,
         replayed_share=replayed_share,
     )
-    told = line(facts)
-    if not (is_told_last and told.endswith(f"({Reason.script_failed.name})")):
-        say(told)
+    text = line(facts)
+    if not (is_reported_by_watcher and text.endswith(f"({Reason.script_failed.name})")):
+        print_line(text)

@@ -1,7 +1,7 @@
-"""What `zerotune launch --tune-environment` proposes for NCCL's environment comes into force in all ranks, or in none.
+"""Sets the NCCL variables that `zerotune launch --tune-environment` proposes, in all ranks or in none.
 
-A variable lasts for the life of a process: NCCL reads it when the first communicator is made. So it is set right
-before that, once all ranks have agreed.
+NCCL reads its variables once, when the first communicator is made. So they are set right before that, after all ranks
+have agreed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .daemon_link.asking import announce
 from .daemon_link.job_id import n_restarts
 from .first_group import before_communicators
 from .job_store import second_connection
-from .machine.may_be_tried import why_refused
 from .machine.nccl_variables import in_effect
+from .machine.tunable_variables import why_refused
 from .settings import AgentSettings
 
 logger = logging.getLogger("zerotune.agent")
@@ -30,22 +30,22 @@ PREFIX: Final = "zerotune-environment"
 
 
 def tune_environment(settings: AgentSettings) -> None:
-    """See that a proposal is agreed on once the job's store is there. To be called before a group is made."""
+    """Have all ranks agree on the proposal once the job's store exists. To be called before a group is made."""
     before_communicators(lambda store, rank, world_size: _agree(settings, store, rank, world_size))
 
 
 def assignments(variables: str) -> dict[str, str]:
-    """Values by name of `NAME=VALUE` with spaces between."""
+    """Values by name, of `NAME=VALUE` separated by spaces."""
     return dict(part.split("=", 1) for part in variables.split() if "=" in part)
 
 
 def objection(variables: str) -> str:
-    """Why this rank can't take these variables; empty: it can."""
+    """Why this rank cannot set these variables; empty: it can."""
     if variables and n_restarts():
         return "the job was restarted: it goes on with what was there before"
     taken = in_effect(os.environ)
     for name, value in assignments(variables).items():
-        if why := why_refused(name):  # the job's store is written by others, too
+        if why := why_refused(name):  # other processes can write to the job's store, too
             return f"{printable(name)} is refused: {why}"
         if taken.get(name, value) != value:
             return f"{name}={taken[name]} is set by the user on {os.uname().nodename}"

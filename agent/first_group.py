@@ -1,6 +1,6 @@
-"""Right before this process makes its first process group: until then it may be anybody's.
+"""Runs actions right before this process makes its first process group: only then is it known to be a rank.
 
-A data loader's worker, a compiler's and torchrun's own process import torch, too, and never get here.
+Workers of data loaders and compilers, and torchrun's own process, import torch, too, but never make a group.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .reasons import Mark, leave
+from .reasons import Mark, write_mark
 
 logger = logging.getLogger("zerotune.agent")
 
 
 @dataclass(frozen=True)
 class Group:
-    """This process's default group, which at its end may be gone."""
+    """The default group as it was made; the script may have destroyed it since."""
 
     rank: int
     n_ranks: int
     backends: str
-    """As `get_backend_config` has them."""
+    """Its `get_backend_config`."""
 
 
-_waiting: list[Callable[[], None]] = []
-_with_store: list[Callable[[Any, int, int], None]] = []
+_actions: list[Callable[[], None]] = []
+_store_actions: list[Callable[[Any, int, int], None]] = []
 _is_watched = False
-_is_here = False
+_has_begun = False
 _made: Group | None = None
 
 
 def made() -> Group | None:
-    """The first group that this process has made; None: none yet."""
+    """The first group that this process has made; None before that."""
     if _made is None and _is_watched and dist.is_initialized():
         _keep()
     return _made
 
 
 def has_called() -> bool:
-    """Whether collectives ran on the default group, as far as its backend counts them."""
+    """Whether collectives ran on the default group; False if its backend does not count them."""
     with contextlib.suppress(Exception):
         return bool(dist.is_initialized() and dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
     return False
@@ -54,37 +54,37 @@ def has_called() -> bool:
 def _keep() -> None:
     global _made
     _made = Group(dist.get_rank(), dist.get_world_size(), str(dist.get_backend_config()))
-    leave(Mark.group)
+    write_mark(Mark.group)
     if _made.rank == 0:
-        leave(Mark.rank_0)
+        write_mark(Mark.rank_0)
 
 
 def before_first_group(action: Callable[[], None]) -> None:
-    """Call `action` before the first process group is made; at once if that has begun. It may raise nothing."""
+    """Call `action` before the first process group is made; at once if its making has begun. It must not raise."""
     global _is_watched
     if not dist.is_available():
         return
-    if _is_here or dist.is_initialized():
+    if _has_begun or dist.is_initialized():
         action()
         return
-    _waiting.append(action)
+    _actions.append(action)
     if not _is_watched:
         _is_watched = True
         _watch()
 
 
 def before_communicators(action: Callable[[Any, int, int], None]) -> None:
-    """Call `action` with the job's store, the rank and their number, before the first group makes anything of them."""
+    """Call `action` with the job's store, the rank and the number of ranks, before the first group is made of them."""
     if dist.is_available() and not dist.is_initialized():
-        _with_store.append(action)
+        _store_actions.append(action)
         before_first_group(lambda: None)
 
 
-def _store_comes(store: Any, rank: int, world_size: int) -> None:
-    while _with_store:
+def _run_with_store(store: Any, rank: int, world_size: int) -> None:
+    while _store_actions:
         try:
-            _with_store.pop(0)(store, rank, world_size)
-        except Exception as error:  # training must start whatever is wrong with us
+            _store_actions.pop(0)(store, rank, world_size)
+        except Exception as error:  # training must start whatever is wrong with zerotune
             logger.warning("zerotune: %s", error)
 
 
@@ -95,33 +95,33 @@ def _watch() -> None:
 
     def rendezvous(*args: Any, **kwargs: Any) -> Any:
         for store, rank, world_size in meet(*args, **kwargs):
-            _store_comes(store, rank, world_size)
+            _run_with_store(store, rank, world_size)
             yield store, rank, world_size
 
     c10d.rendezvous = rendezvous
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        _group_comes()
-        if _with_store and isinstance(kwargs.get("store"), dist.Store):
-            _store_comes(kwargs["store"], kwargs.get("rank", -1), kwargs.get("world_size", -1))
+        _run_actions()
+        if _store_actions and isinstance(kwargs.get("store"), dist.Store):
+            _run_with_store(kwargs["store"], kwargs.get("rank", -1), kwargs.get("world_size", -1))
         result = original(*args, **kwargs)
         if _made is None:
-            with contextlib.suppress(Exception):  # a group that is none of ours to understand
+            with contextlib.suppress(Exception):  # a group of an unknown kind
                 _keep()
         return result
 
-    # Device meshes and others hold the same function by a name of their own.
+    # Other modules (device meshes) have imported the same function under a name of their own.
     for module in tuple(sys.modules.values()):
         if getattr(module, "__dict__", {}).get("init_process_group") is original:
             module.init_process_group = init_process_group  # type: ignore[attr-defined]
 
 
-def _group_comes() -> None:
-    global _is_here
-    _is_here = True
-    while _waiting:
+def _run_actions() -> None:
+    global _has_begun
+    _has_begun = True
+    while _actions:
         try:
-            _waiting.pop(0)()
-        except Exception as error:  # training must start whatever is wrong with us
+            _actions.pop(0)()
+        except Exception as error:  # training must start whatever is wrong with zerotune
             logger.warning("zerotune: the agent is off, training runs untuned: %s", error)

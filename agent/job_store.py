@@ -1,7 +1,7 @@
 """The job's c10d store, on a connection of the agent's own.
 
-A blocking read on the store's shared connection would hold up everybody else in the process who
-uses it (new process groups, elastic agents), so the agent opens another one.
+A blocking read on the store's shared connection would delay its other users in the process: new process groups and
+elastic agents. So the agent opens another connection.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ TIMEOUT = timedelta(minutes=30)
 
 
 def open_job_store(store: dist.Store | None = None) -> dist.Store:
-    """A connection to `store`, by default the default process group's, below a prefix of ours.
+    """A connection to `store`, by default the default process group's, below the agent's prefix.
 
-    What an earlier start of the job left there is still there, see `zerotune.agent.agreement.job_start`.
+    Keys of an earlier start of the job are still there, see `zerotune.agent.agreement.job_start`.
 
     Raises:
-        RuntimeError: no default process group, or a store that cannot be opened twice.
+        RuntimeError: there is no default process group, or the store cannot be opened twice.
     """
     from torch.distributed.distributed_c10d import _get_default_store
 
@@ -32,15 +32,15 @@ def second_connection(store: Any) -> Any:
     """A connection to `store` that nobody else blocks.
 
     Raises:
-        RuntimeError: it cannot be opened twice.
+        RuntimeError: the store cannot be opened twice.
     """
     if hasattr(store, "clone"):
         return store.clone()
-    # Older torch: PrefixStore hides its prefix, so the keys go below ours at the root.
+    # Older torch: PrefixStore hides its prefix, so the agent's keys go to the root.
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     if isinstance(store, dist.TCPStore):
         return dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
     if isinstance(store, dist.HashStore):
-        return store  # one process only: nobody else blocks in it
+        return store  # it serves one process only: nobody else blocks in it
     raise RuntimeError(f"the job's store is a {type(store).__name__}, which cannot be opened a second time")

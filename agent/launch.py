@@ -1,7 +1,7 @@
 """`zerotune launch`: checks, environment, and the command to exec; no torch is imported here.
 
-Each check gives one line: what is wrong and the remedy. Fatal ones stop the launch before training
-starts; warnings say what will not happen (tuning, mostly).
+Each finding is one line: what is wrong and the remedy. A fatal finding stops the launch before training starts; a
+warning says what will not work (tuning, mostly).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OLDEST_NCCL = (2, 21)
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding of the checks."""
+    """A problem that a check found."""
 
     text: str
     remedy: str
@@ -44,46 +44,44 @@ class Finding:
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What the user asked for.
-
-    `fabric` None means the real NCCL; `agent_on` False runs the command with the emulated fabric
-    alone, as the untuned half of a comparison.
-    """
+    """What the user asked for."""
 
     command: Sequence[str]
     fabric: str | None = None
+    """None: the real NCCL."""
     endpoint: str | None = None
     agent_on: bool = True
+    """False: the untuned half of a comparison."""
     trace_dir: Path | None = None
     summary_path: Path | None = None
     plan_path: Path | None = None
     keys_dir: Path | None = None
     nccl_memory_mb: float | None = None
-    """Device memory that a communicator's ring may take: limits its channels."""
+    """Limit of the device memory of a communicator's ring, which limits its channels."""
     name: str | None = None
-    """What people call the job."""
+    """The job's name for people."""
     is_quiet: bool = False
     """The job ends without the line that says what was tuned."""
     is_exact: bool = False
-    """Only what cannot change a bit of the results is tuned."""
+    """Only settings that cannot change a bit of the results are tuned."""
     job_options: JobOptions = NOTHING_TOLD
     training: str = ""
-    """What starts of the same training have in common; empty: the environment is not tuned."""
+    """Identifies starts of the same training; empty: the environment is not tuned."""
     proposed_environment: str = ""
     marks_dir: Path | None = None
-    """Where processes of the job leave marks of how far they came."""
+    """Folder for the marks (`zerotune.agent.reasons.Mark`) of the job's processes."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
 def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | None = None) -> list[Finding]:
-    """Everything that stands in the way of a tuned run.
+    """Everything that prevents a tuned run.
 
     Args:
-        daemon_answers: a daemon is there, or will be started.
-        silent: describes a daemon that is there and does not answer; None: there is none.
+        daemon_answers: a daemon answers, or will be started.
+        silent: describes a daemon that listens but does not answer; None: no daemon listens.
 
     Returns:
-        Findings, those that forbid the launch first.
+        Findings, the fatal ones first.
     """
     problems = _command_problems(request)
     if request.fabric is not None:
@@ -107,15 +105,15 @@ def _untuned(where: str, silent: UserError | None) -> Finding:
 
 
 def endpoint(request: LaunchRequest) -> str:
-    """The daemon's endpoint this launch will use."""
+    """The daemon's endpoint that this launch will use."""
     return request.endpoint or settings.AgentSettings.from_environment(request.environment).endpoint
 
 
 def make_writable(folder: Path) -> None:
-    """Create `folder` if need be and see that a file can be written there.
+    """Create `folder` if need be, and check that a file can be written there.
 
     Raises:
-        UserError: it cannot.
+        UserError: the folder cannot be created or written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,10 +123,10 @@ def make_writable(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """See that a file can be written in `folder`.
+    """Check that a file can be written in `folder`.
 
     Raises:
-        UserError: it cannot, or there is no such folder.
+        UserError: the folder cannot be written to, or does not exist.
     """
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -171,11 +169,11 @@ def environment(request: LaunchRequest) -> dict[str, str]:
             env[name] = str(value)
     if request.nccl_memory_mb is not None:
         env.setdefault("NCCL_MAX_CTAS", str(_channels_within(request.nccl_memory_mb, request.fabric)))
-    # NCCL's variables for plugins stay the user's: a rank's agent takes those places when it is there, and else nobody.
-    # Only the folder of sitecustomize.py: zerotune itself is installed where the script's Python is.
+    # NCCL's variables for plugins are left as the user set them: each rank's agent changes them in its own process.
+    # Only the folder of sitecustomize.py is added: the script's Python has zerotune installed.
     entries = [str(SITE_DIR), *env.get("PYTHONPATH", "").split(os.pathsep)]
     env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(entry for entry in entries if entry))
-    settings.hand_on(env)
+    settings.pack_variables(env)
     return env
 
 
@@ -196,7 +194,7 @@ def _command_problems(request: LaunchRequest) -> list[Finding]:
         script = shlex.quote(program)
         return [Finding(f"command {program!r} is a script", f"put its interpreter before it: `python {script}`", True)]
     if shutil.which(program, path=request.environment.get("PATH")) is None:
-        # As the shell does: a word with a slash is a path, all others are looked up in PATH.
+        # As in a shell, a word with a slash is a path, and all other words are looked up in PATH.
         if os.sep in program and Path(program).is_file():
             remedy = f"run `chmod +x {shlex.quote(program)}`, or put its interpreter before it"
             return [Finding(f"command {program!r} is not executable", remedy, True)]
@@ -209,20 +207,20 @@ def _command_problems(request: LaunchRequest) -> list[Finding]:
 
 
 def _scripts(command: Sequence[str]) -> list[Path]:
-    # A word with spaces is a command for a shell: bash -c "python train.py".
+    # A word with spaces is a shell's command line: bash -c "python train.py".
     words = (word for word in command[1:] if word.endswith(".py") and len(word.split()) == 1)
     return [Path(word) for word in words if not word.startswith("-")]
 
 
 def _asked_ranks(command: Sequence[str]) -> int:
-    """Ranks that torchrun's options ask for; 0: they do not say."""
+    """Number of ranks in torchrun's options; 0: unknown."""
     found = {"nnodes": 1, "nproc_per_node": 0}
     for word, following in itertools.pairwise([*command, ""]):
         if word.endswith(".py"):
-            break  # what follows is the script's
+            break  # further options are the script's
         option, equals, value = word.partition("=")
         name = option.lstrip("-").replace("-", "_")
-        value = (value if equals else following).partition(":")[0]  # of an elastic job the least
+        value = (value if equals else following).partition(":")[0]  # an elastic job's least number
         if option.startswith("--") and name in found and value.isascii() and value.isdigit():
             found[name] = int(value)
     return found["nnodes"] * found["nproc_per_node"]
@@ -246,13 +244,13 @@ def _plan_problems(path: Path, fabric: str | None) -> list[Finding]:
         file = read_plan(path)
         library.load().load_plan(file.plan)
     except PlanError as error:
-        # The plugin knows rows, not files.
+        # The plugin's own error does not name the file.
         where = "" if str(path) in error.problem else f"{path}: "
         return [Finding(where + error.problem, error.remedy, fatal=True)]
     except PluginError:
-        return []  # said by the plugin's own check
+        return []  # `_plugin_problems` reports it
     if not file.plan.rows:
-        # What `zerotune store export` makes of a job in which nothing was better than NCCL's own choice.
+        # `zerotune store export` writes such a file if nothing was better than NCCL's own choice.
         return [Finding(f"{path} has no rows", "training runs as NCCL itself chooses", fatal=False)]
     if file.emulated and file.emulated != fabric:
         here = f"on fabric {fabric}" if fabric else "on real hardware"
@@ -275,7 +273,7 @@ def _plugin_problems(request: LaunchRequest) -> list[Finding]:
 
 
 def _setting_problems(request: LaunchRequest) -> list[Finding]:
-    """What the user's own settings forbid: a collective altogether, or only that it is tuned."""
+    """The user's own settings that make a collective impossible, or only prevent its tuning."""
     environment = request.environment
     pinned = {name: value for name in pinning.PINNING if (value := environment.get(name))}
     if not pinned:
@@ -286,7 +284,7 @@ def _setting_problems(request: LaunchRequest) -> list[Finding]:
     except UserError as error:
         return [Finding(f"{words}: {error.problem}", f"{error.remedy}, or unset {names}", fatal=False)]
     if unserved:
-        # With ring and all protocols, whatever else the user wants, each collective can run.
+        # Ring with all protocols can run every collective, whatever else the user asks for.
         remedy = "NCCL 2.24 or newer ends the job there; let them have ring too (NCCL_ALGO=Tree,Ring for example)"
         what = " and ".join(one.name for one in unserved)
         return [
@@ -307,7 +305,7 @@ def _tick_problems(environment: Mapping[str, str]) -> list[Finding]:
     if not text or settings.tick_of(text) is not None:
         return []
     remedy = f"the agent reports every {settings.DEFAULT_TICK_MS} ms; give a whole number above 0, or unset it"
-    return [Finding(f"{settings.ENV_TICK_MS}={text} is no number of milliseconds", remedy, fatal=False)]
+    return [Finding(f"{settings.ENV_TICK_MS}={text} is not a number of milliseconds", remedy, fatal=False)]
 
 
 def _nccl_problems() -> list[Finding]:
@@ -336,11 +334,7 @@ def _nccl_problems() -> list[Finding]:
 
 
 def refuse_fatal(problems: Sequence[Finding]) -> None:
-    """Raise the first fatal problem.
-
-    Raises:
-        UserError: naming the value and the remedy.
-    """
+    """Raise the first fatal finding as a `UserError`."""
     for problem in problems:
         if problem.fatal:
             raise UserError(problem.text, problem.remedy)

@@ -1,7 +1,8 @@
 """One rank's part in one job: agreement with the other ranks, and messages to the daemon.
 
-A process has at most one at a time. It begins when the first communicator of several ranks is made, and another one
-replaces it when the script makes a new world. `collect`, `_on_message` and `_on_alive` run on the channel's thread.
+A process has at most one membership at a time. It begins when the first communicator of several ranks is made. When the
+script makes a new default group, another membership replaces it. `collect`, `_on_message` and `_on_alive` run on the
+channel's thread.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from ..store.job_options import JobOptions
 from ..store.plan_file import read_plan
 from ..store.records import Plan
 from .agreement import Agreement
-from .agreement.news import CommunicatorCame, Offered, Rung, Unwatched, Watched, Withdrawn
+from .agreement.news import DaemonState, NewCommunicator, Notified, Offered, PollFor, Withdrawn
 from .agreement.protocol import Why
 from .daemon_link.channel import Channel
-from .daemon_link.cost_book import CostBook
+from .daemon_link.cost_table_cache import CostTableCache
 from .daemon_link.job_id import AgreedJobId
 from .daemon_link.leader import LeaderAddress
 from .job_store import open_job_store
@@ -47,23 +48,23 @@ logger = logging.getLogger("zerotune.agent")
 MEMORY_EVERY_S: Final = 2.0
 BUSY_S: Final = 2.0
 """How long after its start and after each new plan the agent reports at every tick."""
-TABLES_EVERY_GREETINGS: Final = 32
-"""How often a known daemon gets all cost tables again: it may have dropped a job that made no progress."""
+TABLES_EVERY_HELLOS: Final = 32
+"""All cost tables are sent again after so many Hellos: the daemon may have dropped a job that made no progress."""
 QUIET_TICKS: Final = 4
-"""Ticks between reports when nothing changes: each costs the step some microseconds."""
-UNWATCHED_LOOK_S: Final = 60.0
-"""How long a rank looks for a plan that comes from a file, after its start and after each new communicator."""
+"""Ticks between reports when nothing changes: each report costs the step some microseconds."""
+FILE_PLAN_POLL_S: Final = 60.0
+"""How long a rank polls for a plan from a file, after its start and after each new communicator."""
 LAST_PATIENCE_S: Final = 3.0
-"""How long the end of a traced job waits for the channel's thread to have written what it collects."""
+"""How long the end of a traced job waits for the channel's thread to write its records."""
 WITHDRAW_AFTER_S: Final = 60.0
-"""A plan that no daemon has watched for this long gives way to NCCL's own choice."""
+"""NCCL's own choice replaces a plan after the daemon was silent for this long."""
 
 
 class Membership:
     """This rank as a member of the job.
 
     Args:
-        queue: steps that have ended, and are still to be reported.
+        queue: ended steps that are still to be reported.
         world: the default process group.
         fabric_id, fabric: the hardware.
     """
@@ -74,7 +75,7 @@ class Membership:
         plugin: Plugin,
         timer: StepTimer,
         queue: StepQueue,
-        costs: CostBook,
+        costs: CostTableCache,
         world: World,
         fabric_id: str,
         fabric: identity.Description,
@@ -95,22 +96,22 @@ class Membership:
         self._epoch = self._epoch_elsewhere = self._highest_epoch = 0
         self._n_communicators = 0
         self._is_closing = False
-        self._has_told_silence = False
-        self._has_told_return = False
+        self._has_warned_of_silence = False
+        self._has_logged_return = False
         self._silent_since_s: float | None = None
-        self.has_heard = False
+        self.has_answered = False
         """Whether a daemon has answered at some time."""
         self.shadow = ""
-        """What a daemon in shadow would have changed; empty: it is not."""
+        """What a daemon in shadow mode would have changed; empty: it is not in shadow mode."""
         self._drain: RecordDrain | None = None
         self._trace_log: TraceLog | None = None
-        self._greeting: wire.Hello | None = None
-        self._n_greetings = 0
+        self._hello_message: wire.Hello | None = None
+        self._n_hellos = 0
         self._daemon_pid: int | None = None
         self._is_daemon_new = False
         self._bells: list[int] = []
         self._leader: LeaderAddress | None = None
-        # For the channel's thread alone: the agreement's thread has a connection of its own.
+        # For the channel's thread differing: the agreement's thread has another connection.
         self._agreed_id = AgreedJobId(open_job_store(world.store), rank, settings.job_id)
         plugin.set_recording(rank == 0 or settings.trace_dir is not None)
         has_daemon = settings.plan_path is None
@@ -119,14 +120,14 @@ class Membership:
             rank,
             world.n_ranks,
             plugin,
-            self._ring,
+            self._notify_ranks,
             fingerprint=_fingerprint(plugin),
         )
         self._channel = Channel(
             settings.endpoint if has_daemon else None, self._hello, self, self._on_message, self._on_alive
         )
         if settings.plan_path is not None:
-            self.agreement.tell(Unwatched(UNWATCHED_LOOK_S))
+            self.agreement.post(PollFor(FILE_PLAN_POLL_S))
             if rank == 0:
                 self._offer(read_plan(settings.plan_path).plan)
         self._busy_until = time.monotonic() + BUSY_S
@@ -134,17 +135,17 @@ class Membership:
 
     @property
     def job_id(self) -> str:
-        """The job's id, as far as it is known here."""
+        """The job's id; a likely one until rank 0's is known."""
         return self._agreed_id.likely()
 
     @property
     def is_silent(self) -> bool:
-        """Whether a daemon has answered, and does not any more."""
-        return self.has_heard and not self._channel.alive
+        """Whether the daemon that had answered no longer does."""
+        return self.has_answered and not self._channel.alive
 
     @property
     def questions(self) -> Sequence[tuple[int, ...]]:
-        """(ranks, nodes, collective, bytes) that NCCL has asked for."""
+        """(ranks, nodes, collective, bytes) for which NCCL asked the tuner."""
         return self._costs.questions
 
     def reasons(self) -> list[tuple[Reason, str]]:
@@ -154,31 +155,31 @@ class Membership:
             return [(Reason.frozen, "ranks differ in versions")]
         if counters.state == "starting" and self._world_size > 1 and time.monotonic() > self._busy_until:
             return [(Reason.frozen, "not all ranks of the job had met; do all have the agent?")]
-        alone = [key for key, why in counters.left_out if why == Why.histories_differ.name]
-        return [(Reason.frozen, f"communicator {key}: {Why.histories_differ.value}") for key in alone]
+        differing = [key for key, why in counters.left_out if why == Why.histories_differ.name]
+        return [(Reason.frozen, f"communicator {key}: {Why.histories_differ.value}") for key in differing]
 
     def _offer(self, plan: Plan) -> None:
-        """Under --numerics exact rows of collectives that compute are dropped, whoever made the plan."""
-        self.agreement.tell(Offered(plan.without(COMPUTING) if self._settings.is_exact else plan))
+        """Under --numerics exact, rows of collectives that compute are dropped, also those of a plan file."""
+        self.agreement.post(Offered(plan.without(COMPUTING) if self._settings.is_exact else plan))
 
     # ---- agreement's thread ------------------------------------------------------------------
 
-    def _ring(self, number: int) -> None:
-        """Let the daemons tell the other ranks to look for a change."""
+    def _notify_ranks(self, number: int) -> None:
+        """Have the daemons notify the other ranks of a change."""
         self._bells.append(number)
         self._channel.wake()
 
     # ---- channel's thread --------------------------------------------------------------------
 
     def tick_s(self) -> float:
-        """Until the next report: often while something is being learned, seldom after that."""
+        """Seconds until the next report: short while the daemon is learning, longer after that."""
         if self._is_daemon_new or (self._bells and self._drain is not None):
             return 0.0
         is_busy = time.monotonic() < self._busy_until
         return self._settings.tick_ms / 1000 * (1 if is_busy else QUIET_TICKS)
 
     def collect(self) -> list[tuple[wire.AgentMessage, Any]]:
-        """Messages for the daemon; memory pressure and new communicators are looked for here, too."""
+        """Messages for the daemon. It also samples memory pressure and detects new communicators."""
         now = time.monotonic()
         if now >= self._sample_memory_at:
             self._sample_memory_at = now + MEMORY_EVERY_S
@@ -188,30 +189,30 @@ class Membership:
             self._plugin.set_memory_pressure(-1.0 if pressure is None else pressure)
         if self._silent_since_s is not None and now - self._silent_since_s > WITHDRAW_AFTER_S:
             self._silent_since_s = None
-            self.agreement.tell(Withdrawn())
+            self.agreement.post(Withdrawn())
         if self._drain is None:
             return []
         if (n_communicators := self._plugin.counters().n_communicators) > self._n_communicators:
             self._n_communicators = n_communicators
-            self.agreement.tell(CommunicatorCame())
+            self.agreement.post(NewCommunicator())
             if self._settings.plan_path is not None:
-                self.agreement.tell(Unwatched(UNWATCHED_LOOK_S))
+                self.agreement.post(PollFor(FILE_PLAN_POLL_S))
             elif self._rank:
                 self._bells.append(0)
         if self._is_daemon_new:
             self._is_daemon_new = False
             self._drain.costs.resend_all()
-        rung: list[tuple[wire.AgentMessage, Any]] = []
+        bells: list[tuple[wire.AgentMessage, Any]] = []
         while self._bells:
-            rung.append((wire.Bell(self._job_id, self._bells.pop(0)), None))
+            bells.append((wire.Bell(self._job_id, self._bells.pop(0)), None))
         if self._rank == 0 and self.agreement.epoch_elsewhere > self._epoch_elsewhere:
             self._epoch_elsewhere = self.agreement.epoch_elsewhere
             self._queue.adopt(self._epoch_elsewhere, self._timer.step)
-        self._timer.tell()
-        return [*rung, *self._drain.collect()]
+        self._timer.report_from_other_thread()
+        return [*bells, *self._drain.collect()]
 
     def _hello(self) -> wire.Hello | None:
-        """The greeting, once rank 0 has said the job's id; None until then."""
+        """The Hello message; None until rank 0's job id is known."""
         plugin = self._plugin
         if self._drain is None:
             store = self._agreed_id.learn(self.agreement.incarnation)
@@ -219,11 +220,11 @@ class Membership:
                 return None
             self._leader = LeaderAddress(store, self._rank, is_first_of_node=is_first_of_node())
             self._drain = self._open_drain(self._agreed_id.likely())
-        # A daemon that comes back must number its plans above all that were ever offered.
+        # A daemon that restarts must number its plans above all earlier ones.
         epoch = max(plugin.active_epoch(), self._highest_epoch)
         leader = self._leader.look_up() if self._leader is not None else ""
-        if self._greeting is None:
-            self._greeting = wire.Hello(
+        if self._hello_message is None:
+            self._hello_message = wire.Hello(
                 job_id=self._job_id,
                 rank=self._rank,
                 n_ranks=self._world_size,
@@ -239,16 +240,16 @@ class Membership:
                 name=self._settings.job_name,
                 options=_options(self._settings),
             )
-        elif (self._greeting.epoch, self._greeting.leader) != (epoch, leader):
-            self._greeting = msgspec.structs.replace(self._greeting, epoch=epoch, leader=leader)
-        self._n_greetings += 1
-        # The tables follow the greeting, ahead of all that a daemon could draw conclusions from.
-        if self._daemon_pid is None or self._n_greetings % TABLES_EVERY_GREETINGS == 0:
+        elif (self._hello_message.epoch, self._hello_message.leader) != (epoch, leader):
+            self._hello_message = msgspec.structs.replace(self._hello_message, epoch=epoch, leader=leader)
+        self._n_hellos += 1
+        # The tables follow the Hello, before any records from which the daemon could draw conclusions.
+        if self._daemon_pid is None or self._n_hellos % TABLES_EVERY_HELLOS == 0:
             self._drain.costs.resend_all()
-        return self._greeting
+        return self._hello_message
 
     def _open_drain(self, job_id: str) -> RecordDrain:
-        """From here on records and steps, past and future, are logged and sent."""
+        """From now on all records and steps, also earlier ones, are logged and sent."""
         self._job_id = job_id
         if self._settings.trace_dir is not None:
             self._trace_log = TraceLog(
@@ -266,7 +267,7 @@ class Membership:
     def _on_message(self, message: wire.DaemonMessage) -> None:
         if isinstance(message, wire.Welcome) and self._leader is not None:
             self._leader.publish(message.listen)
-            # One daemon replaced another before its absence was noticed.
+            # Another pid: a new daemon replaced the old one before its absence was noticed.
             self._is_daemon_new = self._daemon_pid not in (None, message.daemon_pid)
             self._daemon_pid = message.daemon_pid
             self.shadow = message.shadow
@@ -278,38 +279,38 @@ class Membership:
                 self._offer(message.plan)
         elif isinstance(message, wire.Bell):
             if message.job_id == self._job_id:
-                self.agreement.tell(Rung(message.number))
+                self.agreement.post(Notified(message.number))
         elif isinstance(message, wire.Observe) and self._trace_log is None:
             self._timer.observe(message.n_steps)
 
     def _on_alive(self, alive: bool) -> None:
         endpoint = self._settings.endpoint
         logger.info("zerotune: daemon at %s %s", endpoint, "answers" if alive else "is silent")
-        self.agreement.tell(Watched(alive))
-        self.has_heard |= alive
+        self.agreement.post(DaemonState(alive))
+        self.has_answered |= alive
         self._silent_since_s = None if alive else time.monotonic()
         if not alive:
             self._daemon_pid = None
-        if not (alive or self._is_closing or self._has_told_silence) and is_first_of_node():
-            self._has_told_silence = True
+        if not (alive or self._is_closing or self._has_warned_of_silence) and is_first_of_node():
+            self._has_warned_of_silence = True
             logger.warning(
                 "zerotune: the daemon at %s is silent: tuning pauses; unless one answers, the settings in force"
                 " give way to NCCL's own choice in a while",
                 endpoint,
             )
-        elif alive and self._has_told_silence and not self._has_told_return:
-            self._has_told_return = True
+        elif alive and self._has_warned_of_silence and not self._has_logged_return:
+            self._has_logged_return = True
             logger.warning("zerotune: the daemon at %s answers again: tuning goes on", endpoint)
 
     # ---- end ---------------------------------------------------------------------------------
 
     def close(self, failure: str) -> None:
-        """Say goodbye, leave nothing running; `failure` is the exception that ended the script, empty: none did."""
+        """Send Goodbye and stop all threads; `failure` is the type of the exception that ended the script, or empty."""
         self._is_closing = True
         self._channel.close(wire.Goodbye(self._agreed_id.likely(), self._rank, failure))
         self.agreement.close()
         if self._settings.trace_dir is not None:
-            if self._drain is None:  # the job was over before its ranks had met
+            if self._drain is None:  # the job ended before rank 0's job id was known
                 self._drain = self._open_drain(self._agreed_id.likely())
             self._drain.collect(LAST_PATIENCE_S)
         if self._trace_log is not None:
@@ -317,16 +318,16 @@ class Membership:
 
 
 def _options(settings: AgentSettings) -> JobOptions:
-    """The options for the daemon; it gets `chunk_sizes` only if this NCCL asks for them. Needs no communicator."""
-    told, version = settings.job_options, identity.nccl_version()
-    if not told.chunk_sizes:
-        return told
+    """The options for the daemon, with `chunk_sizes` only if this NCCL asks for chunk sizes. Needs no communicator."""
+    options, version = settings.job_options, identity.nccl_version()
+    if not options.chunk_sizes:
+        return options
     nccl = Release((version // 10_000, version // 100 % 100)) if settings.fabric is None else release(os.environ)
-    return msgspec.structs.replace(told, chunk_sizes=nccl.tuner_abi >= ASKS_CHUNK_SIZE_SINCE)
+    return msgspec.structs.replace(options, chunk_sizes=nccl.tuner_abi >= ASKS_CHUNK_SIZE_SINCE)
 
 
 def _fingerprint(plugin: Plugin) -> str:
     """What must be equal on all ranks."""
-    ours = f"{plugin.layout_version()}/{plugin.tuner_abi()}"
+    layout_and_abi = f"{plugin.layout_version()}/{plugin.tuner_abi()}"
     asked = " chunks" if plugin.asks_chunk_sizes() else ""
-    return f"nccl={identity.nccl_version()} plugin={ours} next={plugin.next_tuner()}{asked}"
+    return f"nccl={identity.nccl_version()} plugin={layout_and_abi} next={plugin.next_tuner()}{asked}"

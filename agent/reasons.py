@@ -1,4 +1,4 @@
-"""Why a launched job was not tuned, in words that docs/operate/errors.md explains, and how far it came."""
+"""Why a launched job was not tuned, in words that docs/operate/errors.md explains; and marks of how far it came."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUIET = "ZEROTUNE_QUIET"
 
 
 class Reason(Enum):
-    """Its name is the code that the line ends with; its value the words, completed with details."""
+    """The name is the code at the end of the line; the value is a template for the text."""
 
     script_failed = "the script itself failed: {detail}"
     no_agent = "no process had the agent, or the job ended at once; run `zerotune doctor` where it trains"
@@ -38,26 +38,25 @@ class Reason(Enum):
 
 
 class Mark(Enum):
-    """How far a process of a launched job came; the first three lead to the fourth, which rank 0 leaves.
-
-    `failed` holds how the first script that failed did.
-    """
+    """How far a process of a launched job came: the name of a file that it created."""
 
     agent = "agent"
     group = "group"
     rank_0 = "rank_0"
-    told = "told"
+    reported = "reported"
+    """Rank 0 has printed the line."""
     failed = "failed"
+    """Its content says how the first script that failed did so."""
 
 
-def leave(mark: Mark, words: str = "") -> bool:
-    """Leave a mark for `zerotune.agent.vigil`. Never raises: on another node there is no such folder.
+def write_mark(mark: Mark, words: str = "") -> bool:
+    """Create a mark for `zerotune.agent.exit_watcher`. Never raises: on another node there is no such folder.
 
     Args:
-        words: that it holds, if it is the first of its kind.
+        words: content, if the mark does not exist yet.
 
     Returns:
-        Whether it is there.
+        Whether the mark exists now.
     """
     if not (folder := os.environ.get(MARKS)):
         return False
@@ -67,7 +66,7 @@ def leave(mark: Mark, words: str = "") -> bool:
     return path.exists()
 
 
-def take_back(mark: Mark) -> None:
+def remove_mark(mark: Mark) -> None:
     """Remove a mark that no longer holds. Never raises."""
     if folder := os.environ.get(MARKS):
         with contextlib.suppress(OSError):
@@ -78,16 +77,16 @@ def untuned(reason: Reason, detail: str = "", where: str = "") -> str:
     """The line of a job in which nothing was tuned.
 
     Args:
-        where: limits that, if only a part of the job is known.
+        where: the part of the job that the line speaks of, if it is not the whole job.
 
     Returns:
         Such as "zerotune: nothing was tuned on this node: ...".
     """
-    told = "" if reason in (Reason.script_failed, Reason.cut_short) else f"nothing was tuned{where}: "
-    return f"zerotune: {told}{reason.value.format(detail=detail)} ({reason.name})"
+    prefix = "" if reason in (Reason.script_failed, Reason.cut_short) else f"nothing was tuned{where}: "
+    return f"zerotune: {prefix}{reason.value.format(detail=detail)} ({reason.name})"
 
 
-def say(line: str) -> None:
-    """Print it on stderr, whatever the script has made of logging. Never raises."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+def print_line(line: str) -> None:
+    """Print it on stderr, however the script has configured logging. Never raises."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed or None
         print(line, file=sys.stderr, flush=True)

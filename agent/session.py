@@ -1,7 +1,7 @@
-"""One training process under tuning: hooks in, plugin and daemon out.
+"""One training process under tuning: takes the hooks' calls, drives the plugin and the membership.
 
-The training thread runs `on_region` and `on_boundary` only, which wait for nothing. What goes wrong in them is logged
-once and counted; nothing of it reaches the script.
+The training thread runs only the methods `on_*`, which never wait. The first error in them is logged, all are counted,
+and none reaches the script.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 from ..store.records import Phase
 from . import ending
 from .agreement import AgreementCounters
-from .daemon_link.cost_book import CostBook
+from .daemon_link.cost_table_cache import CostTableCache
 from .emulation import BACKEND, uses_nccl
 from .failure import failure
 from .machine import identity
@@ -36,10 +36,10 @@ from .world import World, current_group
 
 logger = logging.getLogger("zerotune.agent")
 
-LOOK_EVERY_S: Final = 0.2
-"""Between two looks for a process group with communicators."""
+POLL_S: Final = 0.2
+"""Between two checks for a new default group with a communicator."""
 STEPLESS_AFTER_S: Final = 10.0
-"""When a rank that communicates has seen no step for this long, intervals stand in for steps."""
+"""If a rank that communicates has seen no step for this long, intervals count as steps."""
 INTERVAL_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 1.5
 
@@ -57,13 +57,13 @@ class Session:
         self._summary = SummaryWriter(settings.summary_path) if settings.summary_path else None
         self._recent_steps = RecentSteps(self._is_control)
         self._queue = StepQueue()
-        self._costs = CostBook()
+        self._costs = CostTableCache()
         sinks = [self._recent_steps.add, self._queue.add]
         summary = [self._summary.add] if self._summary else []
         self._timer = StepTimer(plugin, *sinks, *summary, on_lost=self._queue.lose)
         self._graph_calls = GraphCalls(plugin.n_calls if plugin is not None else lambda: 0)
         self._world: World | None = None
-        """The one that this rank has looked at last."""
+        """The latest default group that this rank has tried to join."""
         self._n_worlds = 0
         self._membership: Membership | None = None
         self._joined_at_s = self._interval_began_s = 0.0
@@ -75,7 +75,7 @@ class Session:
         self.n_errors = 0
         self._thread = threading.Thread(target=self._watch, args=(plugin,), name="zerotune-session", daemon=True)
         if plugin is not None:
-            # From the first call on: what earlier jobs proved of it need not wait.
+            # From the first call on, so that results of earlier jobs can be applied at once.
             plugin.set_recording(settings.trace_dir is not None or os.environ.get("RANK") == "0")
             if settings.trace_dir is not None:
                 self._timer.observe(ALWAYS)
@@ -85,32 +85,32 @@ class Session:
 
     @property
     def job_id(self) -> str:
-        """The job's id, as far as it is known here."""
+        """The job's id; a likely one until rank 0's is known."""
         return self._membership.job_id if self._membership is not None else self._settings.job_id
 
     @property
     def endpoint(self) -> str:
-        """Where this rank's daemon is."""
+        """The endpoint of this rank's daemon."""
         return self._settings.endpoint
 
     @property
     def recent_steps(self) -> RecentSteps:
         """The latest steps, up to now."""
-        self._timer.tell()
+        self._timer.report_from_other_thread()
         return self._recent_steps
 
     def counters(self) -> Counters | None:
-        """What the plugin has counted; None where there is none."""
+        """The plugin's counters; None without a plugin."""
         return self._plugin.counters() if self._plugin is not None else None
 
     def agreement_counters(self) -> AgreementCounters | None:
-        """What the agreement has done; None before this rank has joined a job."""
+        """The agreement's counters; None before this rank has joined a job."""
         return self._membership.agreement.counters() if self._membership is not None else None
 
     # ---- training thread ---------------------------------------------------------------------
 
     def _is_control(self, epoch: int) -> bool:
-        """Whether NCCL's own choice runs under this plan, so that what is in force is compared with it."""
+        """Whether this epoch is a control window: NCCL's own choice runs, for comparison with the settings in force."""
         membership = self._membership
         return membership is not None and epoch in membership.agreement.controls
 
@@ -136,12 +136,12 @@ class Session:
             self._fail(error)
 
     def on_boundary(self) -> None:
-        """An optimizer step ended. Caches are cold here: each line costs microseconds."""
+        """An optimizer step ended. CPU caches are cold here: each line costs microseconds."""
         try:
             if not self._has_stepped:
                 self._has_stepped = True
                 self._wake.set()
-                if not isinstance(self._timer.clock, VirtualClock):  # events are this thread's
+                if not isinstance(self._timer.clock, VirtualClock):  # CUDA events must be made by this thread
                     self._timer.clock = device_clock()
             if not self._is_described and current_group() is not None:
                 self._describe(World.now())
@@ -150,7 +150,7 @@ class Session:
             self._fail(error)
 
     def _describe(self, world: World) -> None:
-        """Say what the run uses, and take the emulation's clock."""
+        """Describe the run in the summary; on the emulated NCCL, use its clock."""
         self._is_described = True
         emulated = world.backend == BACKEND
         if emulated:
@@ -164,34 +164,34 @@ class Session:
 
     # ---- the session's thread ----------------------------------------------------------------
 
-    def _is_communicating_anew(self, plugin: Plugin) -> bool:
-        """Whether there is another world than this rank has looked at last, and a communicator."""
-        is_new = current_group() is not None and (self._world is None or self._world.is_past())
+    def _has_new_world(self, plugin: Plugin) -> bool:
+        """Whether there is a default group that this rank has not tried to join, and a communicator."""
+        is_new = current_group() is not None and (self._world is None or self._world.has_ended())
         counters = plugin.counters()
-        # NCCL makes the profiler known long before the tuner, whose interface all ranks compare when they join.
+        # NCCL loads the profiler long before the tuner. Ranks compare the tuner's ABI when they join.
         is_made = plugin.tuner_abi() != 0 or counters.n_timed > 0
         return is_new and counters.n_communicators > 0 and is_made
 
     def _watch(self, plugin: Plugin) -> None:
-        """Join each world that the script makes, once it communicates."""
+        """Join each default group that the script makes, once it has a communicator."""
         is_last = False
         while not is_last:
-            self._wake.wait(LOOK_EVERY_S)
+            self._wake.wait(POLL_S)
             self._wake.clear()
             is_last, world = self._is_closing, None
             try:
-                if not is_last and self._is_communicating_anew(plugin):
+                if not is_last and self._has_new_world(plugin):
                     world = World.now()
-                    self._leave()
+                    self._leave_job()
                     self._world = world
                     self._n_worlds += 1
                     self._join(plugin, world)
             except Exception as error:
-                if not is_last and world is not None and not world.is_past():  # else the script has just ended it
+                if not is_last and world is not None and not world.has_ended():  # else the script has just destroyed it
                     self._fail(error)
             if self._membership is not None and not self._has_stepped:
                 self._count_interval()
-            self._timer.tell()
+            self._timer.report_from_other_thread()
 
     def _join(self, plugin: Plugin, world: World) -> None:
         rank, world_size = world.rank, world.n_ranks
@@ -217,12 +217,12 @@ class Session:
             device_memory = DeviceMemory(memory_pressure)
         else:
             device_memory = device_memory_here()
-        self._timer.pressure = device_memory.pressure()  # nothing may be tried before it is known
+        self._timer.pressure = device_memory.pressure()  # trials must not begin before it is known
         if is_first_of_node():
-            for named in other_plugins.left_out(os.environ, plugin):
-                logger.warning("zerotune: %s is left out: nothing there that this NCCL could load", named)
+            for named in other_plugins.unloaded(os.environ, plugin):
+                logger.warning("zerotune: %s is not used: it has no plugin that this NCCL could load", named)
         settings = self._settings
-        if self._n_worlds > 1:  # a job of its own for the daemon
+        if self._n_worlds > 1:  # the daemon sees each default group as a job of its own
             settings = replace(settings, job_id=f"{settings.job_id}-world-{self._n_worlds}")
         self._membership = Membership(
             settings,
@@ -239,13 +239,13 @@ class Session:
         self._why_untraced = ""
 
     def _count_interval(self) -> None:
-        """In a job whose steps are not seen, an interval stands for one: calls are tuned by their own times."""
+        """In a job whose steps are not seen, count intervals as steps: calls are tuned by their own times."""
         now_s = time.monotonic()
         if now_s - self._joined_at_s > STEPLESS_AFTER_S and now_s - self._interval_began_s >= INTERVAL_S:
             self._interval_began_s = now_s
             self._timer.finish(is_step=False)
 
-    def _leave(self) -> None:
+    def _leave_job(self) -> None:
         if self._membership is not None:
             self._membership.close("")
             self._membership = None
@@ -253,13 +253,13 @@ class Session:
     # ---- end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """At exit: say goodbye, leave nothing running."""
+        """At exit: leave the job, print the last line, stop all threads."""
         self._is_closing = True
         self._wake.set()
         try:
             if self._thread.is_alive():
                 self._thread.join(CLOSE_TIMEOUT_S)
-            self._timer.settle(is_last=True)
+            self._timer.report_ended(is_last=True)
             if self._membership is not None:
                 self._membership.close(failure())
             elif self._settings.trace_dir is not None and os.environ.get("RANK", "0") == "0":
@@ -269,21 +269,20 @@ class Session:
                     logger.warning("zerotune: no trace is logged in %s: %s", self._settings.trace_dir, why)
             if self._summary is not None:
                 self._write_summary(self._summary)
-            self._tell()
+            self._print_ending()
         except Exception as error:
             self._fail(error)
 
-    def _tell(self) -> None:
-        """End with a line that says what was tuned, or why nothing was."""
+    def _print_ending(self) -> None:
         one = self._membership
-        ending.tell(
+        ending.print_ending(
             self._settings,
             self._plugin,
             self.recent_steps,
             n_steps=self._timer.step if self._has_stepped else self._recent_steps.n_seen,
             questions=one.questions if one is not None else (),
             rows_of=one.agreement.rows_of if one is not None else {},
-            has_heard=one is not None and one.has_heard,
+            has_answered=one is not None and one.has_answered,
             is_silent=one is not None and one.is_silent,
             listened_s=time.monotonic() - self._joined_at_s,
             shadow=one.shadow if one is not None else "",
@@ -292,14 +291,14 @@ class Session:
         )
 
     def _write_summary(self, summary: SummaryWriter) -> None:
-        # Of rank 0 alone: not of torchrun's own process, nor of workers that inherit the environment.
+        # Rank 0 alone warns, neither torchrun's own process nor workers that inherit the environment.
         has_called = self._plugin is not None and self._plugin.n_calls() > 0
         if has_called and not self._has_stepped and os.environ.get("RANK") == "0":
             path = self._settings.summary_path
             logger.warning("zerotune: no summary is written to %s: no training step was seen to end", path)
         try:
             summary.write(self._membership.job_id if self._membership is not None else "")
-        except OSError as error:  # a full disk, for example: not our fault, so no traceback
+        except OSError as error:  # a full disk, for example: no bug, so no traceback
             path = self._settings.summary_path
             logger.warning("zerotune: the summary cannot be written to %s: %s", path, error.strerror or error)
 
@@ -310,7 +309,7 @@ class Session:
 
 
 def _follow_runtime_phases(plugin: Plugin) -> None:
-    """Let our own ZeRO runtime, if the script uses it, say each phase itself."""
+    """Have zerotune's ZeRO runtime, if the script uses it, report each phase."""
     phases: Any = sys.modules.get("zerotune.zero_runtime.phases")
     if phases is not None:
         words = {phase.name: int(phase) for phase in Phase}

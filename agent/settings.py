@@ -1,4 +1,4 @@
-"""What the environment tells the agent; `zerotune launch` writes it, each rank reads it once."""
+"""The agent's environment variables; `zerotune launch` writes them, each rank reads them once."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ ENV_ENDPOINT = "ZEROTUNE_ENDPOINT"
 ENV_FABRIC = "ZEROTUNE_FABRIC"
 ENV_JOB_ID = "ZEROTUNE_JOB_ID"
 ENV_JOB_NAME = "ZEROTUNE_JOB_NAME"
-"""What people call the job, beside its id."""
+"""The job's name for people, beside its id."""
 ENV_TRACE_DIR = "ZEROTUNE_TRACE_DIR"
 ENV_SUMMARY = "ZEROTUNE_SUMMARY"
 ENV_PLAN = "ZEROTUNE_PLAN"
 ENV_NUMERICS = "ZEROTUNE_NUMERICS"
-"""`exact`: only what cannot change a bit is tuned."""
+"""`exact`: only settings that cannot change a bit of the results are tuned."""
 EXACT = "exact"
 ENV_TRAINING = "ZEROTUNE_TRAINING"
-"""Set where `launch` tunes the environment: what starts of the same training have in common."""
+"""Identifies starts of the same training; set if `launch` tunes the environment."""
 ENV_PROPOSED = "ZEROTUNE_PROPOSED_ENVIRONMENT"
-"""`NAME=VALUE` with spaces between: what all ranks shall start with, if rank 0 was told so and all can."""
+"""Rank 0's proposal for the NCCL variables of all ranks: `NAME=VALUE` separated by spaces."""
 ENV_SHADOW = "ZEROTUNE_SHADOW"
 ENV_TUNE_FOR = "ZEROTUNE_TUNE_FOR"
 ENV_COMPARE = "ZEROTUNE_COMPARE"
 ENV_OWN_STEPS = "ZEROTUNE_OWN_STEPS"
 ENV_CHUNK_SIZES = "ZEROTUNE_CHUNK_SIZES"
-"""1: NCCL asks for chunk sizes, on all ranks alike."""
+"""1: NCCL asks the tuner for chunk sizes, on all ranks alike."""
 ENV_TICK_MS = "ZEROTUNE_TICK_MS"
 ENV_CURVE_KEYS = "ZEROTUNE_CURVE_KEYS"
 """Folder with the keys for a daemon at tcp://."""
 ENV_ALL = "NCCL_ZEROTUNE"
-"""All of these in one variable. Some launchers hand on to ranks only what begins with NCCL."""
+"""All of these in one variable: some launchers pass on to ranks only variables that begin with NCCL."""
 
-_OURS = "ZEROTUNE_"
+_PREFIX = "ZEROTUNE_"
 DEFAULT_TICK_MS = 250
-"""Milliseconds between reports while there is something to learn from them."""
+"""Milliseconds between reports while the daemon is learning."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class AgentSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
-        """Read `ZEROTUNE_*`; what is absent or malformed takes its default."""
+        """Read `ZEROTUNE_*`; a variable that is absent or malformed takes its default."""
         env = os.environ if environment is None else environment
         name = env.get(ENV_JOB_NAME, "")
         return cls(
@@ -98,34 +98,32 @@ class AgentSettings:
         )
 
 
-def hand_on(environment: MutableMapping[str, str]) -> None:
-    """Write all that is ours into `ENV_ALL`, in letters that no shell changes."""
-    ours = {name: value for name, value in environment.items() if name.startswith(_OURS)}
-    environment[ENV_ALL] = ",".join(
-        f"{name}={urllib.parse.quote(os.fsencode(value))}" for name, value in sorted(ours.items())
-    )
+def pack_variables(environment: MutableMapping[str, str]) -> None:
+    """Write all of zerotune's variables into `ENV_ALL`, with characters that no shell changes."""
+    found = sorted((name, value) for name, value in environment.items() if name.startswith(_PREFIX))
+    environment[ENV_ALL] = ",".join(f"{name}={urllib.parse.quote(os.fsencode(value))}" for name, value in found)
 
 
-def take_over(environment: MutableMapping[str, str]) -> None:
-    """Read back what `hand_on` wrote; what is set by itself counts."""
+def unpack_variables(environment: MutableMapping[str, str]) -> None:
+    """Restore variables from `ENV_ALL`; those that are set already stay."""
     for part in environment.get(ENV_ALL, "").split(","):
         name, _, value = part.partition("=")
-        if name.startswith(_OURS):
+        if name.startswith(_PREFIX):
             environment.setdefault(name, os.fsdecode(urllib.parse.unquote_to_bytes(value)))
 
 
 def tick_of(text: str) -> int | None:
-    """Milliseconds between reports that `ZEROTUNE_TICK_MS` says; None: it says none."""
+    """Milliseconds of `ZEROTUNE_TICK_MS`; None: it is not a whole number above 0."""
     return int(text) or None if text.isascii() and text.isdigit() else None
 
 
 def new_job_id() -> str:
-    """An id that no other job has; a process id will not do, which containers give out again and again."""
+    """An id that no other job has. A process id would not do: containers reuse them."""
     return f"job-{uuid.uuid4().hex[:8]}"
 
 
 def is_first_of_node() -> bool:
-    """Whether this rank speaks for its node in messages that the user should read only once."""
+    """Whether this rank prints the messages that a user should read only once per node."""
     return local_rank(os.environ) == 0
 
 

@@ -1,4 +1,4 @@
-"""The default process group as it was when somebody looked: the script may end it at any moment."""
+"""A snapshot of the default process group, which the script may destroy at any moment."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class World:
 
     @classmethod
     def now(cls) -> World:
-        """The one that there is.
+        """The current default group.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no default group.
         """
         group = distributed_c10d._get_default_group()
         return cls(
@@ -43,6 +43,6 @@ class World:
             dist.get_backend_config(),
         )
 
-    def is_past(self) -> bool:
-        """Whether the script has ended it."""
+    def has_ended(self) -> bool:
+        """Whether the script has destroyed or replaced it."""
         return current_group() is not self.group

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ..agent.machine.may_be_tried import PREFIXES
+from ..agent.machine.tunable_variables import PREFIXES
 
 Facts = Mapping[str, str | int | float | bool]
 

@@ -1,7 +1,7 @@
 """`Agreement`: the thread that carries the protocol between the job's store and the plugin.
 
-In steady state it sleeps: nothing is asked of the store. A rank looks there when its daemon rings (rank 0 has announced
-a change), while it takes part in a change, and seldom while a plan is in force that no daemon watches.
+In steady state it sleeps and sends the store no request. A rank reads the store when its daemon notifies it of a
+change, and while it takes part in a change. While a plan is in force without a daemon, it reads the store seldom.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ..nccl.library import Plugin
 from . import job_start
 from .exchange import Closed, Exchange
 from .members import Members
-from .news import CommunicatorCame, News, Offered, Rung, Unwatched, Watched, Withdrawn
+from .news import DaemonState, NewCommunicator, News, Notified, Offered, PollFor, Withdrawn
 from .protocol import (
     Answer,
-    Leader,
     Outcome,
     PlanChange,
+    Proposer,
     Why,
     decide,
     decode,
@@ -45,32 +45,32 @@ DECIDE_S: Final = 2.0
 """How long rank 0 waits for answers; communicators of ranks that did not answer keep their plan."""
 PATIENCE_S: Final = 5.0
 """How long a rank waits for an outcome before it writes that nothing changes."""
-FIRST_LOOK_S: Final = 0.03
-LONGEST_LOOK_S: Final = 1.0
-"""Between two looks for an outcome, or for a change that no daemon would ring for."""
-BLOCKED_LOOK_S: Final = 0.01
-"""Between two looks while a call waits."""
-LOOK_S_PER_RANK: Final = 25e-6
-"""Least time between two looks, by the ranks of the job: the store answers some 50,000 requests a second."""
+FIRST_POLL_S: Final = 0.03
+LONGEST_POLL_S: Final = 1.0
+"""Shortest and longest time between polls for an outcome, or for a change without a daemon."""
+BLOCKED_POLL_S: Final = 0.01
+"""Time between polls while a call waits."""
+POLL_S_PER_RANK: Final = 25e-6
+"""Least time between polls, per rank of the job: the store answers some 50,000 requests a second."""
 LEAST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 0.25
-"""Between two looks of rank 0 for answers; others look so late for an outcome that no bell rings for."""
+"""Shortest and longest time between rank 0's polls for answers. Other ranks first poll after the longest."""
 KEPT: Final = 0.9
-"""Of how long answers took, from one change to the next, if they came sooner: a look too early is one too many."""
+"""If answers came sooner than last time, the expected time falls to this share at most: a poll too early is wasted."""
 FOREVER_S: Final = 3600.0
-"""How long the thread sleeps at once when only a bell or an offer can wake it."""
+"""How long the thread sleeps when only a notification or an offer can wake it."""
 REPEAT_AFTER_S: Final = (0.1, 0.5, 2.0, 8.0, 16.0, 32.0)
-"""Pauses before rank 0 asks again for communicators that were left out, and before a rank asks a store that failed."""
+"""Pauses before rank 0 asks again for communicators that were left out, and before a rank retries a failed store."""
 CLOSE_TIMEOUT_S: Final = 2.0
 MOST_PLANS: Final = 64
-"""Whose rows are known: more than the latest steps run under."""
+"""Latest plans whose rows are kept; the latest steps run under fewer."""
 CHANGE_KEY: Final = "change"
-"""The latest change: who comes late has no use for those before."""
+"""Holds the latest change only: a late rank needs no earlier one."""
 
 
 @dataclass(frozen=True)
 class AgreementCounters:
-    """What one rank's agreement has done so far."""
+    """Counters of one rank's agreement."""
 
     state: str
     """`starting`, `agreeing`, `off` (ranks differ in versions) or `lost` (no store)."""
@@ -80,25 +80,25 @@ class AgreementCounters:
     """Changes that switched a communicator of this rank."""
     n_store_requests: int
     n_requests_at_start: int
-    """Those before this rank was ready for changes."""
+    """Requests before this rank was ready for changes."""
     n_requests_at_rest: int
-    """Those sent after the job's start while no change was under way."""
+    """Requests after the job's start while no change was under way."""
     n_waits: int
     """Calls that waited for an outcome."""
     longest_wait_us: float
     left_out: tuple[tuple[str, str], ...]
-    """(communicator, reason) of those that the latest change left out."""
+    """(communicator, reason), for each communicator that the latest change left out."""
 
 
 class Agreement:
     """Owns thread `zerotune-agreement`: one rank's part in adopting plans together.
 
     Args:
-        store: a connection of our own to the job's store, below a prefix of ours.
+        store: the agent's own connection to the job's store, below its prefix.
         rank, world_size: of the default process group.
-        plugin: where plans are prepared and put in force.
-        ring: tells the other ranks that a change is announced or decided; called on this thread.
-        fingerprint: what else must be equal on all ranks (plugin layout, NCCL version, tuner ABI).
+        plugin: prepares plans and puts them in force.
+        notify: notifies the other ranks that a change is announced or decided; called on this thread.
+        fingerprint: versions that must be equal on all ranks (plugin layout, NCCL, tuner ABI).
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Agreement:
         rank: int,
         world_size: int,
         plugin: Plugin,
-        ring: Callable[[int], None],
+        notify: Callable[[int], None],
         *,
         fingerprint: str = "",
     ) -> None:
@@ -116,30 +116,30 @@ class Agreement:
         self._world_size = world_size
         self._plugin = plugin
         self._members = Members(plugin, world_size)
-        self._ring = ring
+        self._notify = notify
         self.fingerprint = f"{_version()} wire={WIRE_VERSION} world={world_size} {fingerprint}"
         self._inbox: deque[News] = deque()
-        self._leader = Leader() if rank == 0 else None
+        self._proposer = Proposer() if rank == 0 else None
         self._left_alone: set[str] = set()
         self._absent: set[int] = set()
-        """Ranks that did not answer the latest change; rank 0 waits for the others. Rank 0's."""
+        """Rank 0: ranks that did not answer the latest change. The next change does not wait for them."""
         self._have_all_answered = False
-        """All ranks have answered the latest change, and so learned the outcomes of those before. Rank 0's."""
+        """Rank 0: all ranks have answered the latest change, and so learned the outcomes of earlier changes."""
         self._n_deleted = 0
-        """The outcomes of so many changes are deleted. Rank 0's."""
+        """Rank 0: the outcomes of this many changes are deleted."""
         self._answers_take_s = LEAST_PAUSE_S
-        """How long all answers took lately: rank 0 does not look for them sooner."""
-        self._blocked_look_s = max(BLOCKED_LOOK_S, LOOK_S_PER_RANK * world_size)
+        """Rank 0: how long all answers took lately; it does not poll for them sooner."""
+        self._blocked_poll_s = max(BLOCKED_POLL_S, POLL_S_PER_RANK * world_size)
         self._next = 1
         """Number of the next change, as far as this rank has seen."""
-        self._rung = 0
-        """Number of the change that a bell was about which this rank has not looked for yet."""
+        self._notified = 0
+        """Number of the latest change of which this rank was notified; 0 after it has read the store."""
         self._wake = threading.Event()
         self._is_closing = False
-        self._look_until_s = 0.0
-        """Until when this rank looks for changes by itself, since no daemon rings."""
-        self._look_pause_s = FIRST_LOOK_S
-        self._is_watched = True
+        self._poll_until_s = 0.0
+        """Until when this rank polls for changes, since no daemon notifies it."""
+        self._poll_pause_s = FIRST_POLL_S
+        self._has_daemon = True
         self._repeat_at_s = float("inf")
         self._n_repeats = 0
         self._n_at_start = self._n_at_rest = 0
@@ -149,25 +149,25 @@ class Agreement:
         """Epoch of the latest plan that only communicators without this rank have adopted."""
         self._left_out: dict[str, str] = {}
         self.rows_of: dict[int, tuple[PlanRow, ...]] = {}
-        """The rows of the latest plans that communicators adopted, by epoch, as rank 0 knows."""
+        """Rank 0: the rows of the latest plans that communicators adopted, by epoch."""
         self.controls: tuple[int, ...] = ()
         """Epochs of the latest control windows, known before they begin."""
         self.state = "starting"
         self.n_refused_plans = 0
         self.incarnation: int | None = None
-        """Which start of the job on this store, from 1; None until this rank knows."""
+        """Number of this start of the job on its store, from 1; None until this rank knows it."""
         self._thread = threading.Thread(target=self._run, name="zerotune-agreement", daemon=True)
         self._thread.start()
 
     # ---- any thread --------------------------------------------------------------------------
 
-    def tell(self, news: News) -> None:
-        """Leave it to the agreement's thread, and wake that."""
+    def post(self, news: News) -> None:
+        """Queue `news` for the agreement's thread, and wake that."""
         self._inbox.append(news)
         self._wake.set()
 
     def counters(self) -> AgreementCounters:
-        """Counts so far, as a snapshot."""
+        """A snapshot of the counters."""
         n_waits, longest_us, _ = self._plugin.waits()
         return AgreementCounters(
             self.state,
@@ -198,9 +198,9 @@ class Agreement:
             self._n_at_start = self._exchange.n_requests
             n_failures = 0
             while True:
-                self._rest()
+                self._await_work()
                 try:
-                    self._lead(self._leader) if self._leader is not None else self._follow()
+                    self._propose(self._proposer) if self._proposer is not None else self._follow()
                     n_failures = 0
                 except RuntimeError:
                     if n_failures == len(REPEAT_AFTER_S) or self._is_closing:
@@ -217,8 +217,8 @@ class Agreement:
 
     def _start_job(self) -> bool:
         exchange, world_size = self._exchange, self._world_size
-        if self._leader is not None:
-            self.incarnation = job_start.found_incarnation(exchange)
+        if self._proposer is not None:
+            self.incarnation = job_start.begin_incarnation(exchange)
             is_alike = job_start.compare(exchange, world_size, self.fingerprint)
         else:
             self.incarnation, is_alike = job_start.join(exchange, self._rank, world_size, self.fingerprint)
@@ -228,68 +228,64 @@ class Agreement:
                 logger.warning("zerotune: tuning stays off: ranks differ in versions; rank 0 has %s", self.fingerprint)
         return is_alike
 
-    def _rest(self) -> None:
-        """Sleep until there is something to do.
-
-        Raises:
-            Closed: the agreement was closed.
-        """
-        leader = self._leader
+    def _await_work(self) -> None:
+        """Sleep until there is work; raises `Closed` when the agreement is closed."""
+        proposer = self._proposer
         while not self._is_closing:
             while self._inbox:
-                self._hear(self._inbox.popleft())
+                self._handle(self._inbox.popleft())
             now_s = time.monotonic()
-            if leader is not None:
-                if leader.offered is not None or now_s >= self._repeat_at_s:
+            if proposer is not None:
+                if proposer.offered is not None or now_s >= self._repeat_at_s:
                     return
                 pause_s = min(self._repeat_at_s - now_s, FOREVER_S)
-            elif self._rung >= self._next:
+            elif self._notified >= self._next:
                 return
-            elif now_s < self._look_until_s:
-                pause_s, self._look_pause_s = self._look_pause_s, min(2.0 * self._look_pause_s, LONGEST_LOOK_S)
+            elif now_s < self._poll_until_s:
+                pause_s, self._poll_pause_s = self._poll_pause_s, min(2.0 * self._poll_pause_s, LONGEST_POLL_S)
             else:
-                pause_s = FOREVER_S if self._is_watched or not self._has_plan else LONGEST_LOOK_S
-            if not self._wake.wait(pause_s) and leader is None and pause_s < FOREVER_S:
+                pause_s = FOREVER_S if self._has_daemon or not self._has_plan else LONGEST_POLL_S
+            if not self._wake.wait(pause_s) and proposer is None and pause_s < FOREVER_S:
                 return
             self._wake.clear()
         raise Closed
 
-    def _hear(self, news: News) -> None:
+    def _handle(self, news: News) -> None:
         now_s = time.monotonic()
         match news:
-            case Offered(plan) if self._leader is not None:
+            case Offered(plan) if self._proposer is not None:
                 self._n_repeats = 0
-                if not self._leader.offer(plan):
-                    self._refuse(plan, f"its epoch does not rise above {self._leader.highest.epoch}")
-            case Withdrawn() if self._leader is not None:
-                self._leader.withdraw()
-            case CommunicatorCame() | Rung(0) if self._leader is not None:
+                if not self._proposer.offer(plan):
+                    self._refuse(plan, f"its epoch does not rise above {self._proposer.highest.epoch}")
+            case Withdrawn() if self._proposer is not None:
+                self._proposer.withdraw()
+            case NewCommunicator() | Notified(0) if self._proposer is not None:
                 self._n_repeats, self._repeat_at_s = 0, now_s + REPEAT_AFTER_S[0]
-            case Rung(number):
-                self._rung = max(self._rung, number)
-            case Watched(is_watched):
-                self._is_watched = is_watched
-            case Unwatched(for_s):
-                self._look_until_s, self._look_pause_s = now_s + for_s, FIRST_LOOK_S
+            case Notified(number):
+                self._notified = max(self._notified, number)
+            case DaemonState(is_answering):
+                self._has_daemon = is_answering
+            case PollFor(for_s):
+                self._poll_until_s, self._poll_pause_s = now_s + for_s, FIRST_POLL_S
 
-    def _lead(self, leader: Leader) -> None:
+    def _propose(self, proposer: Proposer) -> None:
         self._repeat_at_s = float("inf")
-        plan = leader.offered
-        if plan is not None and not self._can_load(leader, plan):
+        plan = proposer.offered
+        if plan is not None and not self._can_load(proposer, plan):
             return
-        change = leader.announce(self._next, plan)
+        change = proposer.announce(self._next, plan)
         if change is None:
             return
         self._next += 1
         self._have_all_answered = False
         self._exchange.set(CHANGE_KEY, encode(change))
-        self._ring(change.number)
+        self._notify(change.number)
         outcome = self._take_part(change)
-        self._ring(change.number)
-        leader.learn(outcome)
+        self._notify(change.number)
+        proposer.learn(outcome)
         if outcome.switches:
             rows_of = self.rows_of | {stage.epoch: stage.rows for _, stage in change.plan.stages()}
-            self.rows_of = dict([*rows_of.items()][-MOST_PLANS:])  # a new one: another thread may read the other
+            self.rows_of = dict([*rows_of.items()][-MOST_PLANS:])  # a copy: another thread may read the old one
         self._remember(outcome)
         if self._have_all_answered:
             for number in range(self._n_deleted + 1, change.number):
@@ -297,15 +293,15 @@ class Agreement:
             self._n_deleted = change.number - 1
 
     def _follow(self) -> None:
-        """Look for the next change; take part if it is there."""
+        """Read the latest change; take part if it is new."""
         n_before = self._exchange.n_requests
         data = self._exchange.read(CHANGE_KEY)
         change = None if data is None else decode(data, PlanChange)
         if change is not None and change.number >= self._next:
-            self._next, self._look_pause_s = change.number + 1, FIRST_LOOK_S
+            self._next, self._poll_pause_s = change.number + 1, FIRST_POLL_S
             self._take_part(change)
             return
-        self._rung = 0
+        self._notified = 0
         self._n_at_rest += self._exchange.n_requests - n_before
 
     def _take_part(self, change: PlanChange) -> Outcome:
@@ -313,7 +309,7 @@ class Agreement:
         self.controls = (*self.controls, *change.plan.control_epochs)[-MOST_PLANS:]
         try:
             answer = Answer(change.number, self._rank, self._members.answer(change))
-        except Exception as error:  # promises nothing, so that nothing will be asked of this rank
+        except Exception as error:  # the answer promises nothing, so that no communicator of this rank switches
             self._members.give_up()
             self._refuse(change.plan, str(error))
             answer = Answer(change.number, self._rank, refusal=str(error)[:200])
@@ -337,9 +333,9 @@ class Agreement:
         return outcome
 
     def _learn(self, change: PlanChange, answer: Answer) -> bytes:
-        """The outcome. This rank may be counted on by now: its promises hold, whatever fails."""
+        """The outcome. Other ranks may rely on this rank's promises by now: they hold, whatever fails."""
         try:
-            if self._leader is not None:
+            if self._proposer is not None:
                 return self._decide(change, answer)
             self._exchange.append(_answers_key(change.number), framed(self._rank, encode(answer)))
         except Exception as error:
@@ -347,18 +343,18 @@ class Agreement:
         return self._await_outcome(change.number)
 
     def _await_outcome(self, number: int) -> bytes:
-        """The outcome that was written, or else that nothing changes, once patience is over."""
+        """The outcome. After PATIENCE_S this rank writes that nothing changes, unless an outcome is written."""
         key = _outcome_key(number)
         began_s = time.monotonic()
-        pause_s = max(LONGEST_PAUSE_S, 10.0 * LOOK_S_PER_RANK * self._world_size)  # a bell comes sooner
+        pause_s = max(LONGEST_PAUSE_S, 10.0 * POLL_S_PER_RANK * self._world_size)  # a notification comes sooner
         while True:
             self._pause(pause_s)
-            pause_s = max(pause_s, min(2.0 * pause_s, LONGEST_LOOK_S))
+            pause_s = max(pause_s, min(2.0 * pause_s, LONGEST_POLL_S))
             try:
                 if self._is_closing or time.monotonic() - began_s > PATIENCE_S:
                     return self._exchange.set_once(key, encode(Outcome(number, is_given_up=True)))
                 data = self._exchange.read(key)
-            except RuntimeError as error:  # the store may come back; until then nothing is known
+            except RuntimeError as error:  # the store may come back
                 if self._is_closing:
                     raise
                 logger.warning("zerotune: the outcome of change %d is not known: %s", number, error)
@@ -367,20 +363,20 @@ class Agreement:
                 return data
 
     def _pause(self, pause_s: float) -> None:
-        """Sleep for so long, or until a bell or soon after a call waits."""
+        """Sleep for `pause_s`; end sooner at a notification, or soon after a call begins to wait."""
         until_s = time.monotonic() + pause_s
         while not self._is_closing and (left_s := until_s - time.monotonic()) > 0:
             if self._plugin.waits()[2]:
-                until_s = min(until_s, time.monotonic() + self._blocked_look_s)
-            if self._wake.wait(min(left_s, BLOCKED_LOOK_S)):
+                until_s = min(until_s, time.monotonic() + self._blocked_poll_s)
+            if self._wake.wait(min(left_s, BLOCKED_POLL_S)):
                 break
         self._wake.clear()
 
     # ---- rank 0 ------------------------------------------------------------------------------
 
     def _decide(self, change: PlanChange, own: Answer) -> bytes:
-        """Write the outcome, once all answers are here or time is up; returns what was written by anybody."""
-        if self._absent:  # who came late last time will be waited for
+        """Write the outcome, once all answers are here or time is up; returns the outcome that is in the store."""
+        if self._absent:  # ranks whose answers came late are waited for again
             self._absent -= self._answers(change.number - 1).keys()
         if change.number > 1:
             self._exchange.delete(_answers_key(change.number - 1))
@@ -407,18 +403,19 @@ class Agreement:
             self._left_alone.add(key)
             why = Why.histories_differ.value
             logger.warning("zerotune: communicator %s is left at NCCL's own choice: %s", key, why)
-        may_pass = any(Why.__members__[why].may_pass for why in outcome.reasons.values() if why in Why.__members__)
-        if (may_pass or outcome.is_given_up) and self._n_repeats < len(REPEAT_AFTER_S):
+        reasons = (Why.__members__.get(why) for why in outcome.reasons.values())
+        is_temporary = any(why is not None and why.is_temporary for why in reasons)
+        if (is_temporary or outcome.is_given_up) and self._n_repeats < len(REPEAT_AFTER_S):
             self._repeat_at_s = time.monotonic() + REPEAT_AFTER_S[self._n_repeats]
             self._n_repeats += 1
 
-    def _can_load(self, leader: Leader, plan: Plan) -> bool:
-        """Rank 0 asks nobody for what it cannot do itself, nor for what the others could not read."""
+    def _can_load(self, proposer: Proposer, plan: Plan) -> bool:
+        """Whether rank 0 can prepare the plan, and other ranks can decode it."""
         try:
             self._plugin.prepare(plan)
             decode(encode(PlanChange(1, plan)), PlanChange)
         except Exception as error:
-            leader.refuse(plan)
+            proposer.refuse(plan)
             self._refuse(plan, str(error))
             return False
         return True
@@ -430,7 +427,7 @@ class Agreement:
 
 
 def _answer_in(data: bytes, number: int, rank: int) -> Answer:
-    """The answer in `data`; what is none counts as a refusal."""
+    """The answer in `data`; malformed data count as a refusal."""
     try:
         answer = decode(data, Answer)
     except WireError as error:

@@ -1,6 +1,6 @@
-"""Requests to the job's store by the agreement's thread: none waits in the store, each may be repeated.
+"""Requests to the job's store by the agreement's thread. No request waits in the store, and each may be repeated.
 
-The store must be a connection of our own (`zerotune.agent.job_store`), since a request holds it.
+The store must be a connection of the agent's own (`zerotune.agent.job_store`), since a request blocks it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ logger = logging.getLogger("zerotune.agreement")
 
 FIRST_POLL_S: Final = 0.005
 LATENESS: Final = 0.1
-"""Ranks that come late, or never, are noticed so much later, as a share of how long they were waited for."""
+"""Time between polls, as a share of the time waited so far."""
 LONGEST_POLL_S: Final = 30.0
 TRIES: Final = 3
 PAUSE_S: Final = 0.2
 """Between two tries of a request that failed."""
 _NOTHING: Final = "\0"
-"""No value that is ever written. Compared with it, `compare_set` reads without waiting, in one request."""
+"""A value that is never written. Compared with it, `compare_set` reads without waiting, in one request."""
 
 Found = TypeVar("Found")
 
@@ -36,7 +36,7 @@ class Exchange:
     """One rank's view of the store. Used by one thread; only `close` may come from another.
 
     A request that fails is repeated over a fresh connection before RuntimeError is raised. The store may have carried
-    it out before, so all but `add` and `append` change nothing if they come twice.
+    it out before: all requests but `add` and `append` are idempotent.
     """
 
     def __init__(self, store: dist.Store) -> None:
@@ -46,15 +46,15 @@ class Exchange:
         self.n_requests = 0
 
     def enter(self, folder: str) -> None:
-        """Keys lie below `folder` from now on; "" is the top."""
+        """From now on keys lie below `folder`; "" is the top."""
         self._folder = f"{folder}/" if folder else ""
 
     def close(self) -> None:
-        """Let whoever polls give up."""
+        """End the polls, which raise `Closed`."""
         self._closing.set()
 
     def wait_until(self, is_so: Callable[[], bool], least_s: float = 0.0) -> None:
-        """Poll until `is_so()`: for what may take minutes or never happen.
+        """Poll until `is_so()`, for conditions that may take minutes or never hold.
 
         Raises:
             Closed: `close` was called.
@@ -67,7 +67,7 @@ class Exchange:
                 raise Closed
 
     def read(self, key: str, *, everywhere: bool = False) -> bytes | None:
-        """The value of `key`; None: it has none yet. `everywhere`: as seen from the top."""
+        """The value of `key`; None: it has none yet. `everywhere`: `key` is relative to the top."""
         name = key if everywhere else self._folder + key
         value = bytes(self._request(lambda store: store.compare_set(name, _NOTHING, _NOTHING)))
         return None if value == _NOTHING.encode() else value
@@ -77,19 +77,19 @@ class Exchange:
         self._request(lambda store: store.set(self._folder + key, value))
 
     def set_once(self, key: str, value: bytes) -> bytes:
-        """Write `value` unless `key` has one; returns the value that it has from now on."""
+        """Write `value` unless `key` has a value; returns the value that it has from now on."""
         return bytes(self._request(lambda store: store.compare_set(self._folder + key, b"", value)))
 
     def add(self, key: str, amount: int = 1) -> int:
-        """Add to a counter and return it; it may count twice if the store's connection breaks."""
+        """Add to a counter and return it; a broken connection may add twice."""
         return int(self._request(lambda store: store.add(self._folder + key, amount)))
 
     def append(self, key: str, value: bytes) -> None:
-        """Add `value` to what `key` has; it may be there twice if the store's connection breaks."""
+        """Append `value` to that of `key`; a broken connection may append twice."""
         self._request(lambda store: store.append(self._folder + key, value))
 
     def delete(self, key: str) -> None:
-        """Remove `key`; a store that cannot is left as it is."""
+        """Remove `key`, if the store can."""
         self.n_requests += 1
         try:
             self._store.delete_key(self._folder + key)
@@ -108,7 +108,7 @@ class Exchange:
         raise AssertionError("unreachable")
 
     def _reconnect(self) -> None:
-        """Replace a broken connection, where this torch can open another."""
+        """Replace a broken connection, if this torch can open another one."""
         try:
             self._store = self._store.clone()
         except (AttributeError, RuntimeError) as error:

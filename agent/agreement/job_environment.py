@@ -1,7 +1,7 @@
-"""All ranks of a job start with the same variables, or none with any: rank 0 proposes, each may refuse, one answer.
+"""All ranks of a job start with the proposed variables, or none does: rank 0 proposes, each rank votes, one answer.
 
-It happens before the first communicator is made, on every node that was launched with `--tune-environment`. Nobody
-waits longer than `PATIENCE_S`; whoever gives up writes the answer, unless it is written already, and obeys it.
+It happens before the first communicator is made, on every node that was launched with `--tune-environment`. No rank
+waits longer than `PATIENCE_S`. A rank that gives up writes NO, unless an answer is written already, and obeys it.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from .exchange import Closed, Exchange
-from .job_start import compare, found_incarnation, join
+from .job_start import begin_incarnation, compare, join
 from .protocol import framed, frames
 
 PATIENCE_S: Final = 60.0
 FORMAT: Final = "environment 1"
-"""What ranks must have in common to understand one another here."""
+"""Version of this exchange, which must be equal on all ranks."""
 PROPOSAL, VOTES, OBJECTION, ANSWER = "proposal", "votes", "objection", "answer"
 YES, NO = b"yes", b"no"
 LATE: Final = "not all ranks came in time; launch all nodes with --tune-environment"
 
 
 class Agreed(NamedTuple):
-    """What all ranks of a job go by."""
+    """The result of the vote."""
 
     variables: str
-    """As `NAME=VALUE` with spaces between; empty: none."""
+    """`NAME=VALUE` separated by spaces; empty: no variables."""
     why_not: str = ""
-    """Why not those that were proposed, on ranks that know."""
+    """Why the proposal was refused, if this rank knows."""
 
 
 def agree(
@@ -40,14 +40,14 @@ def agree(
     remember: Callable[[int, str], bool],
     patience_s: float = PATIENCE_S,
 ) -> Agreed:
-    """Called by all ranks once; never raises but for what the store's own thread would.
+    """Vote on rank 0's proposal; all ranks call this once.
 
     Args:
-        exchange: of this purpose alone.
-        proposal: rank 0's, as `Agreed.variables`; of no meaning on others.
-        objection: why this rank can't take a proposal; empty: it can.
-        remember: on rank 0, last of all, given the number of the start and what will be in force: whether that will be
-            known when jobs are compared.
+        exchange: for this purpose alone.
+        proposal: as `Agreed.variables`; ignored on ranks other than 0.
+        objection: why this rank cannot take a proposal; empty: it can.
+        remember: called on rank 0 with the number of the start and the variables that will be in force. It returns
+            whether the daemon has recorded them for the comparison of jobs.
         patience_s: the longest wait.
 
     Returns:
@@ -63,7 +63,7 @@ def agree(
         if rank:
             _, alike = join(exchange, rank, world_size, FORMAT)
             return _follow(exchange, rank, objection) if alike else Agreed("", "ranks have different versions")
-        number = found_incarnation(exchange)
+        number = begin_incarnation(exchange)
         if not compare(exchange, world_size, FORMAT):
             return Agreed("", "ranks have different versions")
         return _lead(exchange, world_size, proposal, objection, lambda found: remember(number, found))
@@ -91,7 +91,7 @@ def _lead(
     wanted = "" if why_not else proposal
     if not remember(wanted) and wanted:
         wanted, why_not = "", "no daemon answers that could remember how it went"
-    if wanted and exchange.set_once(ANSWER, YES) != YES:  # somebody has given up by now
+    if wanted and exchange.set_once(ANSWER, YES) != YES:  # a rank has given up by now
         remember("")
         wanted, why_not = "", LATE
     elif not wanted:

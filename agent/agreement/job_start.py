@@ -1,14 +1,14 @@
 """How a job starts: which start is it, and do all ranks have equal versions?
 
-A restarted job may find the store that its last start left behind, and launchers number starts differently on different
-nodes. So rank 0 numbers them in the store: an *incarnation* is one start of rank 0, and all further keys lie below its
-number. A rank may read an old number first; it must find out, and never mistake the dead ranks' keys for its peers'.
+A restarted job may find the store of its last start, and launchers number starts differently on different nodes. So
+rank 0 numbers the starts in the store. An *incarnation* is one start of rank 0; all further keys lie below its number.
+A rank may read an old number first. It must detect that, and never take the keys of dead ranks for those of its peers.
 
-So each process of a rank but 0 enters its rank in the incarnation: once, by compare-and-set, under a token of its own.
-If another process has entered that rank, the incarnation is an old one. Those who entered append their fingerprints.
-Only rank 0 says that all are here, and whether they are alike. In an old incarnation rank 0 is dead: either it never
-said so, or all ranks are entered, which a newcomer sees. Requests may be repeated. It happens in the background: with a
-rank missing it never ends, and training runs untuned.
+So each process of a rank but 0 registers its rank in the incarnation: once, by compare-and-set, with its own token. If
+another process has registered that rank, the incarnation is an old one. Registered ranks append their fingerprints.
+Only rank 0 announces that all ranks are here, and whether their fingerprints are equal. In an old incarnation rank 0 is
+dead. Either it never announced that, or all ranks are registered, which a new process sees. Requests may be repeated.
+All this happens in the background: if a rank is missing it never ends, and training runs untuned.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .protocol import framed, frames
 N_INCARNATIONS_KEY = "n_incarnations"
 INCARNATION_KEY = "incarnation"
 POLL_S_PER_RANK: Final = 1e-4
-"""Between two looks for rank 0's answer: all ranks together send the store 20,000 requests a second at most."""
+"""Time between polls for rank 0's answer, per rank: all ranks send the store at most 20,000 requests a second."""
 ALIKE = b"alike"
 DIFFERENT = b"different"
 
 
-def found_incarnation(exchange: Exchange) -> int:
-    """Rank 0: begin a new incarnation; further keys of `exchange` are its own."""
+def begin_incarnation(exchange: Exchange) -> int:
+    """Rank 0: begin a new incarnation; further keys of `exchange` lie in it."""
     number = exchange.add(N_INCARNATIONS_KEY)
     exchange.set(INCARNATION_KEY, str(number).encode())
     exchange.enter(str(number))
@@ -37,16 +37,13 @@ def found_incarnation(exchange: Exchange) -> int:
 
 
 def compare(exchange: Exchange, world_size: int, fingerprint: str) -> bool:
-    """Rank 0, after `found_incarnation`: wait for all ranks and tell them whether they are alike.
-
-    Args:
-        fingerprint: rank 0's own; what must be equal on all ranks.
+    """Rank 0, after `begin_incarnation`: wait for all ranks and announce whether they are alike.
 
     Returns:
-        Whether all ranks came with this `fingerprint`.
+        Whether all ranks have rank 0's `fingerprint`.
 
     Raises:
-        Closed: the agreement was closed before all ranks came.
+        Closed: the agreement was closed before all ranks were here.
     """
     exchange.append(fingerprints_key(world_size), fingerprint_frame(0, fingerprint))
 
@@ -62,19 +59,19 @@ def compare(exchange: Exchange, world_size: int, fingerprint: str) -> bool:
 def join(
     exchange: Exchange, rank: int, world_size: int, fingerprint: str, token: bytes | None = None
 ) -> tuple[int, bool]:
-    """The others: find the current incarnation, and enter this rank in it.
+    """Ranks other than 0: find the current incarnation, and register this rank in it.
 
     Args:
         exchange: at the top of the store; afterwards in the folder of the incarnation.
         rank: of this process, not 0.
-        fingerprint: this rank's own; what must be equal on all ranks.
+        fingerprint: must be equal on all ranks.
         token: of this process; None: a random one.
 
     Returns:
-        The incarnation, and whether all its ranks came with one fingerprint.
+        The incarnation, and whether all its ranks have the same fingerprint.
 
     Raises:
-        Closed: the agreement was closed before all ranks came.
+        Closed: the agreement was closed before all ranks were here.
     """
     token, number = token or secrets.token_bytes(16), 0
     while True:
@@ -89,7 +86,7 @@ def join(
 
 
 def rank_key(world_size: int, rank: int) -> str:
-    """Which process is this rank; a job that restarts with another number of ranks has other keys."""
+    """The key for the token of this rank's process. A restart with another number of ranks has other keys."""
     return f"members/{world_size}/{rank}"
 
 
@@ -99,7 +96,7 @@ def fingerprints_key(world_size: int) -> str:
 
 
 def answer_key(world_size: int) -> str:
-    """Where rank 0 says whether all are alike."""
+    """The key where rank 0 writes whether all ranks are alike."""
     return f"members/{world_size}/answer"
 
 
@@ -113,13 +110,13 @@ def _incarnation(exchange: Exchange) -> int:
 
 
 def _newest(exchange: Exchange, above: int) -> int:
-    """The newest incarnation, once there is one after `above`."""
+    """The newest incarnation, once its number is higher than `above`."""
     exchange.wait_until(lambda: _incarnation(exchange) > above)
     return _incarnation(exchange)
 
 
 def _await_answer(exchange: Exchange, world_size: int, number: int) -> bytes | None:
-    """Rank 0's answer; None when a newer incarnation has begun instead."""
+    """Rank 0's answer; None if a newer incarnation has begun instead."""
     key = answer_key(world_size)
     exchange.wait_until(
         lambda: exchange.read(key) is not None or _incarnation(exchange) > number, POLL_S_PER_RANK * world_size

@@ -15,14 +15,14 @@ from .protocol import LEAST_CALLS, Member, Outcome, PlanChange, Why
 FIRST_LEAD_S: Final = 0.25
 LEAST_LEAD_S: Final = 0.05
 MOST_LEAD_S: Final = 4.0
-"""How far ahead a promise lies, in seconds of calls: twice what recent changes took, within these."""
+"""How far ahead a promise lies, in seconds of calls: twice the time of recent changes, within these limits."""
 LEAST_PACED_S: Final = 1.0
-"""The pace of a communicator's calls is told over at least this time."""
+"""The call rate of a communicator is measured over at least this time."""
 PATIENT_STEPS: Final = 20
 PATIENT_CALLS: Final = 200
-"""So many steps, or calls of a rank without steps, may pass before a plan that tells phases apart does without."""
+"""A plan with phases waits this many steps, or calls of a rank without steps, for a cycle; then it does without."""
 FORGOTTEN: Final = 0.25
-"""Weight of the latest change when it took less time than those before; one that took longer counts at once."""
+"""Weight of the latest change if it took less time than earlier changes; a longer time counts at once."""
 
 
 class Members:
@@ -36,9 +36,9 @@ class Members:
         """Epoch of the latest plan that a communicator was switched to, by owner."""
         self._began_s = clock()
         self._marks: dict[int, tuple[float, int]] = {}
-        """When a communicator had how many calls, by owner: what the pace of its calls is told by."""
+        """(time, number of calls) of a communicator, by owner, from which its call rate is measured."""
         self._promised: dict[str, int] = {}
-        """The owner of each communicator that has promised a call."""
+        """The owner of each communicator that has promised a call, by key."""
         self._promised_at_s = 0.0
         self._epoch = 0
         self._lead_s = FIRST_LEAD_S
@@ -61,14 +61,18 @@ class Members:
         return tuple(self._member(row, key, change, now_s, n_of[key]) for key, row in zip(keys, found, strict=True))
 
     def give_up(self) -> None:
-        """Let all calls pass that were promised not to: no answer was written."""
+        """Release all promised calls: no answer was written."""
         for owner in self._promised.values():
             self._plugin.release(owner)
         self._promised.clear()
         self._plugin.prepare_end()
 
     def carry_out(self, outcome: Outcome) -> bool:
-        """Switch what switches and let the other calls pass; False: a call had given up waiting and cannot follow."""
+        """Switch the outcome's communicators and release the other promised calls.
+
+        Returns:
+            False: a call gave up waiting, so that this rank cannot follow the outcome.
+        """
         can_follow = True
         cycles = [unpack_cycle(each) for each in outcome.cycles]
         for key, owner in self._promised.items():
@@ -106,17 +110,17 @@ class Members:
             why = Why.too_few_calls.name
         else:
             promise = self._plugin.promise(owner, 1 + math.ceil(pace * self._lead_s))
-            waits = needs_cycle and not cycle and _may_repeat(row)  # which counts if this is the lowest rank
+            waits = needs_cycle and not cycle and _may_repeat(row)  # `decide` asks the lowest rank alone
             why = Why.too_near.name if not promise else Why.no_cycle.name if waits else ""
         if promise:
             self._promised[key] = owner
-        has_strayed = cycle and row["n_off_cycle"] > 2 * row["calls_per_step"]
+        is_off_cycle = cycle and row["n_off_cycle"] > 2 * row["calls_per_step"]
         checkpoints = zip(row["checkpoint_calls"].tolist(), row["checkpoint_hash"].tolist(), strict=True)
         return Member(
             key=key,
             n_ranks=int(row["n_ranks"]),
             promise=promise,
-            epoch=0 if has_strayed else self._switched_to.get(owner, 0),
+            epoch=0 if is_off_cycle else self._switched_to.get(owner, 0),
             why=why,
             checkpoints=tuple((calls, hashed) for calls, hashed in checkpoints if calls),
             step_began=int(row["step_began"]),
@@ -127,15 +131,15 @@ class Members:
 
 
 def _may_repeat(row: Any) -> bool:
-    """Whether its steps may still turn out to have the same calls, by which phases are told apart."""
+    """Whether a cycle may still be found: the communicator has had few steps."""
     return bool(row["n_steps"] < PATIENT_STEPS and (row["n_steps"] > 0 or row["n_calls"] < PATIENT_CALLS))
 
 
 def _key(row: Any) -> str:
     """A communicator's name, the same on all of its ranks.
 
-    Before tuner v5 NCCL gives none. Then only one of the whole job can be told from others, by its shape: of a smaller
-    shape there may be several, and a rank that is missing would not be missed.
+    Before tuner v5 NCCL gives no id, and the shape is the name. It identifies only a communicator of the whole job:
+    there may be several of a smaller shape, and a missing rank would not be noticed.
     """
     comm_id = int(row["comm_id"])
     return f"{comm_id:016x}" if comm_id else f"{int(row['n_ranks'])}x{int(row['n_nodes'])}"

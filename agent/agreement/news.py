@@ -9,40 +9,40 @@ from ...store.records import Plan
 
 @dataclass(frozen=True)
 class Offered:
-    """The daemon's latest plan; rank 0's alone. A plan whose epoch does not rise is refused."""
+    """The daemon's latest plan, for rank 0 alone. A plan whose epoch does not rise is refused."""
 
     plan: Plan
 
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """The daemon has been gone for long: all communicators go back to NCCL's own choice."""
+    """The daemon has been silent for long: all communicators return to NCCL's own choice."""
 
 
 @dataclass(frozen=True)
-class Rung:
-    """Rank 0 has announced or decided the change of this number; 0: another rank has a new communicator."""
+class Notified:
+    """The daemon's notification: rank 0 has announced or decided change `number`; 0: a rank has a new communicator."""
 
     number: int
 
 
 @dataclass(frozen=True)
-class CommunicatorCame:
-    """There is a new communicator, here or elsewhere, which may want the plan in force."""
+class NewCommunicator:
+    """This rank has a new communicator, which may need the plan in force."""
 
 
 @dataclass(frozen=True)
-class Watched:
-    """Whether a daemon is there, which would ring."""
+class DaemonState:
+    """Whether a daemon answers, which would notify this rank of changes."""
 
-    is_watched: bool
+    is_answering: bool
 
 
 @dataclass(frozen=True)
-class Unwatched:
-    """No daemon will ring: look for changes for so long from now on."""
+class PollFor:
+    """Without a daemon: poll for changes for `for_s` from now on."""
 
     for_s: float
 
 
-News = Offered | Withdrawn | Rung | CommunicatorCame | Watched | Unwatched
+News = Offered | Withdrawn | Notified | NewCommunicator | DaemonState | PollFor

@@ -1,15 +1,15 @@
 """The agreement protocol as pure values and functions: no threads, no sockets, no clocks.
 
-Ranks of a communicator issue the same collectives in the same order: that is NCCL's law. So a plan comes into force on
-a communicator at a *call number*, which every rank counts for itself. A change takes two phases:
+NCCL requires that ranks of a communicator issue the same collectives in the same order. So a plan comes into force on a
+communicator at a *call number*, which every rank counts for itself. A change takes two phases:
 
-1. Rank 0 writes a `PlanChange`. Each rank prepares its plan, promises for each of its communicators not to pass a
-   certain call before it knows the outcome, and adds its `Answer`.
-2. The `Outcome` is written once, by compare-and-set: rank 0 may write which communicators switch, at which calls;
-   whoever waited for too long writes that none does.
+1. Rank 0 writes a `PlanChange`. Each rank prepares the plan and promises, for each of its communicators, not to pass a
+   certain call before it knows the outcome. It adds these promises as its `Answer`.
+2. The `Outcome` is written once, by compare-and-set. Rank 0 writes which communicators switch, and at which calls. A
+   rank that waited for too long writes that none switches.
 
-A communicator switches only if all of its ranks answered, at or after the furthest of their promises. `Leader` is what
-rank 0 wants, `decide` what it may have. The model checker in tests/agreement drives both.
+A communicator switches only if all of its ranks answered, at or after the furthest of their promises. `Proposer`
+chooses the change that rank 0 asks for, `decide` its outcome. The model checker in tests/agreement drives both.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ...store.errors import WireError
 from ...store.records import Ordinal, Plan
 
 BASELINE_PLAN: Final = Plan(epoch=0)
-"""What every job starts with."""
+"""The plan that every job starts with."""
 LEAST_STEADY: Final = 2
-"""Whole steps in a row with equally many calls, before changes are laid where steps begin."""
+"""After this many whole steps in a row with equally many calls, changes begin where a step begins."""
 LEAST_CALLS: Final = 8
-"""Calls of a communicator before it is tuned: fewer do not repeat anything."""
+"""Calls of a communicator before it is tuned."""
 
 Call = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-"""Number of a call, from 1; more than any job has would be no number that C can hold."""
+"""Number of a call, from 1. The limit keeps a hostile number within the plugin's integers."""
 
 
 class Why(Enum):
@@ -49,19 +49,19 @@ class Why(Enum):
     histories_differ = "its ranks issued different collectives"
 
     @property
-    def may_pass(self) -> bool:
-        """Whether it is worth asking again."""
+    def is_temporary(self) -> bool:
+        """Whether the reason may disappear, so that asking again is worthwhile."""
         return self not in (Why.ambiguous, Why.histories_differ)
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank says of one of its communicators.
+    """One rank's report about one of its communicators.
 
     `promise` is the first call that it does not pass before it knows the outcome; 0: it promises nothing, because of
-    `why`. With a promise `why` may say that the calls of this rank's steps are not known yet. `epoch` is that of the
-    latest plan that the communicator was switched to. `checkpoints` are (number of calls, hash of these calls).
-    `step_began` is the first call of this rank's latest step; `n_steady` whole steps in a row had `calls_per_step`.
-    `cycle` is a step's calls and their phases, packed, if the plan tells phases apart.
+    `why`. With a promise, `why` may be `no_cycle`. `epoch` is that of the latest plan that the communicator was
+    switched to. `checkpoints` are (number of calls, hash of these calls). `step_began` is the first call of this rank's
+    latest step; `n_steady` whole steps in a row had `calls_per_step`. `cycle` is a step's calls and their phases,
+    packed, if the plan has rows by phase.
     """
 
     key: str
@@ -77,14 +77,14 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlanChange(msgspec.Struct, frozen=True, array_like=True):
-    """Rank 0 would like all communicators to switch to `plan`."""
+    """Rank 0's request that all communicators switch to `plan`."""
 
     number: Ordinal
     plan: Plan
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's answer to a change; `refusal` says why it cannot follow the plan at all, empty: it can."""
+    """One rank's answer to a change; `refusal` says why it cannot follow the plan at all; empty: it can."""
 
     number: int
     rank: int
@@ -95,7 +95,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 class Switch(msgspec.Struct, frozen=True, array_like=True):
     """Stage i of the plan is in force on a communicator from its call `from_calls[i]` on.
 
-    `cycle` says by which of the outcome's cycles phases are known; -1: they are not.
+    `cycle` is an index into the outcome's cycles, which gives the phases of calls; -1: phases are unknown.
     """
 
     from_calls: tuple[Call, ...]
@@ -103,28 +103,28 @@ class Switch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """What becomes of a change: the communicators that switch, and why others do not."""
+    """The result of a change: the communicators that switch, and why others do not."""
 
     number: int
     switches: dict[str, Switch] = {}
     left_alone: dict[str, Call] = {}
-    """Communicators that go back to NCCL's own choice for good, and from which call on."""
+    """Communicators that return to NCCL's own choice for good, and from which call on."""
     reasons: dict[str, str] = {}
     """By communicator: a member of `Why`."""
     cycles: tuple[bytes, ...] = ()
-    """Each once: thousands of communicators have a few."""
+    """Without repetitions: thousands of communicators share a few cycles."""
     is_given_up: bool = False
-    """Whether somebody ran out of patience: nothing switches."""
+    """Whether a rank waited for too long: nothing switches."""
 
 
 _FRAME: Final = struct.Struct("<II")
-"""Rank, and how many bytes follow."""
+"""Rank, and number of bytes that follow."""
 _encoder = msgspec.msgpack.Encoder()
 Message = TypeVar("Message", PlanChange, Answer, Outcome)
 
 
 def encode(message: PlanChange | Answer | Outcome) -> bytes:
-    """The bytes that travel through the store."""
+    """The bytes for the store."""
     return _encoder.encode(message)
 
 
@@ -132,7 +132,7 @@ def decode(data: bytes, kind: type[Message]) -> Message:
     """The message in `data`.
 
     Raises:
-        WireError: `data` is none of this kind.
+        WireError: `data` is no message of this kind.
     """
     try:
         return msgspec.msgpack.decode(data, type=kind)
@@ -141,12 +141,12 @@ def decode(data: bytes, kind: type[Message]) -> Message:
 
 
 def framed(rank: int, data: bytes) -> bytes:
-    """A rank's `data`, as it stands under a key to which all ranks append."""
+    """A rank's `data` as it appends them to a key of all ranks."""
     return _FRAME.pack(rank, len(data)) + data
 
 
 def frames(data: bytes) -> dict[int, bytes]:
-    """The data that ranks have appended to a key, by rank; if a rank is there twice, it counts once."""
+    """The data that ranks have appended to a key, by rank; of repeated data the last count."""
     found, at = {}, 0
     while at + _FRAME.size <= len(data):
         rank, n_bytes = _FRAME.unpack_from(data, at)
@@ -169,14 +169,14 @@ def decode_outcome(data: bytes, change: PlanChange) -> Outcome:
 
 
 def decide(change: PlanChange, answers: Iterable[Answer], left_alone: Iterable[str] = ()) -> Outcome:
-    """The outcome of `change`, by the answers that are here.
+    """The outcome of `change`, from the answers received.
 
     Args:
-        answers: one of each rank at most.
-        left_alone: communicators whose ranks were seen to differ.
+        answers: at most one of each rank.
+        left_alone: communicators whose ranks have issued different collectives.
 
     Returns:
-        Each communicator whose ranks all promised and have one history switches, unless it is at this epoch already.
+        A communicator switches if all its ranks promised and have one history, unless it is at this epoch already.
     """
     by_key: dict[str, dict[int, list[Member]]] = {}
     for answer in answers:
@@ -201,12 +201,12 @@ def decide(change: PlanChange, answers: Iterable[Answer], left_alone: Iterable[s
             ready[key] = {rank: group[0] for rank, group in by_rank.items()}
         else:
             reasons[key] = why.name
-    switches, cycles = _lay(ready, [n_steps for n_steps, _ in change.plan.stages()])
+    switches, cycles = _switch_calls(ready, [n_steps for n_steps, _ in change.plan.stages()])
     return Outcome(change.number, switches, given_up, reasons, cycles)
 
 
 def _why_not(members: Sequence[Member], n_answered: int) -> Why | None:
-    """Why a communicator of these members cannot do anything in common; None: it can."""
+    """Why a communicator of these members cannot switch; None: it can."""
     refused = next((member.why for member in members if not member.promise), None)
     if refused is not None:
         return Why.__members__.get(refused, Why.too_near)
@@ -225,14 +225,16 @@ def _differ(members: Sequence[Member]) -> bool:
     return any(known.setdefault(n_calls, hashed) != hashed for each in members for n_calls, hashed in each.checkpoints)
 
 
-def _lay(
+def _switch_calls(
     ready: Mapping[str, Mapping[int, Member]], stage_steps: Sequence[int]
 ) -> tuple[dict[str, Switch], tuple[bytes, ...]]:
-    """Call numbers at which stages begin: where the lowest rank's steps do, the same step for all it is the lowest of.
+    """Call numbers at which stages begin: where a step of the communicator's lowest rank begins.
+
+    All communicators with the same lowest rank switch at the same of its steps.
 
     Args:
         ready: members by communicator and rank.
-        stage_steps: steps from the first stage's beginning to that of each stage; the first is 0.
+        stage_steps: steps from the beginning of the first stage to that of each stage; the first is 0.
 
     Returns:
         Switches by communicator, and the cycles that they refer to.
@@ -258,8 +260,8 @@ def _lay(
 
 
 @dataclass(slots=True)
-class Leader:
-    """What rank 0 wants: takes offers from a daemon, never waits for one."""
+class Proposer:
+    """Chooses the change that rank 0 asks for, from the daemon's offers; never waits for an offer."""
 
     plan: Plan = BASELINE_PLAN
     """The latest plan that was announced."""
@@ -269,7 +271,7 @@ class Leader:
     """Whether a communicator has switched to `plan`."""
 
     def offer(self, plan: Plan) -> bool:
-        """Take the daemon's latest plan; False when its epoch does not rise."""
+        """Take the daemon's latest plan; False if its epoch does not rise."""
         if plan == self.plan:
             self.offered = None
             return True
@@ -279,13 +281,13 @@ class Leader:
         return True
 
     def withdraw(self) -> None:
-        """No daemon watches the plan in force any more: go back to NCCL's own choice."""
+        """The daemon is gone: return to NCCL's own choice."""
         self.offered = None
         if self.plan.rows or self.plan.then:
             self.offered = self.highest = Plan(epoch=self.highest.last_epoch + 1)
 
     def refuse(self, plan: Plan) -> None:
-        """`plan` cannot be loaded here, so no rank is asked for it."""
+        """`plan` cannot be loaded here, so no change is announced for it."""
         if self.offered is plan:
             self.offered = None
 
@@ -293,11 +295,12 @@ class Leader:
         """The change to ask for next.
 
         Args:
-            plan: what is offered, as far as the caller could load it.
+            plan: the offered plan, if the caller could load it.
 
         Returns:
-            `plan` if that is still offered. Without an offer the plan in force, for communicators that have it not yet:
-            as it rests, or from its beginning if none has it. None: there is nothing to ask for.
+            A change to `plan` if that is still offered. Without an offer, a change to the plan in force, for
+            communicators that have not adopted it: its last stage, or all its stages if no communicator has it. None:
+            there is nothing to ask for.
         """
         if plan is not self.offered:
             return None
@@ -308,5 +311,5 @@ class Leader:
         return PlanChange(number, self.plan.at_last() if self.is_adopted else self.plan)
 
     def learn(self, outcome: Outcome) -> None:
-        """What has become of the change that was announced."""
+        """Take the outcome of the change that was announced."""
         self.is_adopted |= bool(outcome.switches)

@@ -1,1 +1,1 @@
-"""This job's figures where people look already: trainers' logs, experiment trackers, OpenTelemetry."""
+"""Reports this job's figures to trainers' logs, experiment trackers and OpenTelemetry."""

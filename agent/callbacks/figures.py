@@ -1,4 +1,4 @@
-"""How tuning of this job goes, by what this rank has seen and what its daemon last said. Never blocks, never raises."""
+"""Figures about the tuning of this job, from this rank and its daemon's latest status. Never blocks, never raises."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..session import Session
 logger = logging.getLogger("zerotune.callbacks")
 
 ASK_EVERY_S: Final = 5.0
-"""Figures may be so old; trainers log more seldom."""
+"""Figures may be this old; trainers log more seldom."""
 ASK_TIMEOUT_S: Final = 1.0
-"""Of a thread of its own: nothing waits for it."""
-OFF, SILENT, STRANGE, OK = "off", "no daemon answers", "the daemon does not know this job", "ok"
+"""A thread of its own asks: nothing waits for it."""
+OFF, SILENT, UNKNOWN_JOB, OK = "off", "no daemon answers", "the daemon does not know this job", "ok"
 
 
 class Figures(NamedTuple):
-    """One look; None: not known (yet)."""
+    """Figures at one time; None: not known (yet)."""
 
     step: int = 0
     epoch: int = 0
@@ -30,16 +30,16 @@ class Figures(NamedTuple):
     step_s: float | None = None
     """Median of the latest 64 steps."""
     tuned_share: float | None = None
-    """Of this rank's collectives since the look before, those that a plan's setting applied to."""
+    """Share of this rank's collectives, since the previous figures, to which a plan's setting applied."""
     saved_share: float | None = None
-    """Of a step's time, against NCCL's own choice in the steps beside it; see `RecentSteps.saved`."""
+    """Share of a step's time saved against NCCL's own choice in the steps beside it; see `RecentSteps.saved`."""
     budget_spent_share: float | None = None
-    """Of step time, what exploring has cost."""
+    """Share of step time that exploring has cost."""
     health: str = OFF
-    """`ok`, or what is wrong, as `zerotune status` says it; `off`: the agent is not in this process."""
+    """`ok`, or the problem, as `zerotune status` prints it; `off`: the agent is not in this process."""
 
     def scalars(self) -> dict[str, float]:
-        """The known figures by name, for trackers; none at all where the agent is off."""
+        """The known figures by name, for trackers; empty if the agent is off."""
         if self.health == OFF:
             return {}
         found = {
@@ -53,49 +53,49 @@ class Figures(NamedTuple):
         return {name: value for name, value in found.items() if value is not None}
 
 
-class LastWord:
-    """Owns thread `zerotune-figures`: what the daemon last said of this job, for as long as somebody looks."""
+class StatusCache:
+    """Owns thread `zerotune-figures`: asks the daemon for this job's status, for as long as `look` is called."""
 
     def __init__(self) -> None:
-        self._word: tuple[JobStatus | None, str] = (None, OK)
+        self._status: tuple[JobStatus | None, str] = (None, OK)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._looked = threading.Event()
+        self._requested = threading.Event()
 
     def look(self, session: Session) -> tuple[JobStatus | None, str]:
-        """Its last word, and the health that follows from it; OK until it was asked."""
+        """The latest status and the health; OK until the daemon was asked."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._ask, args=(session,), name="zerotune-figures", daemon=True)
                 self._thread.start()
-        self._looked.set()
-        return self._word
+        self._requested.set()
+        return self._status
 
     def _ask(self, session: Session) -> None:
-        while self._looked.wait():
-            self._looked.clear()
+        while self._requested.wait():
+            self._requested.clear()
             try:
                 reply, job_id = fetch_status(session.endpoint, ASK_TIMEOUT_S), session.job_id
                 status = next((job for job in reply.jobs if job.job_id == job_id), None) if reply else None
-                silence = SILENT if reply is None else STRANGE
-                self._word = status, silence if status is None else status.health
+                silence = SILENT if reply is None else UNKNOWN_JOB
+                self._status = status, silence if status is None else status.health
             except Exception as error:  # another user's daemon, or no keys for it
                 logger.debug("zerotune: the daemon's status is not known: %r", error)
-                self._word = None, SILENT
+                self._status = None, SILENT
             time.sleep(ASK_EVERY_S)
 
 
-last_word = LastWord()
+status_cache = StatusCache()
 
 
 class Watch:
-    """Looks at this process's job. One for each who looks: `tuned_share` is of what happened since the look before."""
+    """Reads this process's figures. Each reader needs its own: `tuned_share` counts from the reader's last call."""
 
     def __init__(self) -> None:
         self._n_calls, self._n_matched = 0, 0
 
     def figures(self) -> Figures:
-        """The figures by now, at once. Never raises."""
+        """The current figures. Never waits, never raises."""
         try:
             installed = activate.installed
             return Figures() if installed is None else self._look(installed.session)
@@ -104,7 +104,7 @@ class Watch:
             return Figures()
 
     def _look(self, session: Session) -> Figures:
-        steps, (status, health) = session.recent_steps, last_word.look(session)
+        steps, (status, health) = session.recent_steps, status_cache.look(session)
         last, step_us, saved = steps.last, steps.step_us(), steps.saved()
         return Figures(
             step=last.step if last is not None else 0,
@@ -128,5 +128,5 @@ own_watch = Watch()
 
 
 def figures() -> Figures:
-    """The figures of this process's job: one look, at once. Never raises."""
+    """The current figures of this process's job. Never waits, never raises."""
     return own_watch.figures()

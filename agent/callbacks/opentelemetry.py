@@ -16,7 +16,7 @@ GAUGES: Final = {
     "zerotune/budget_spent_ratio": ("zerotune.budget.spent", "1", "Share of step time that exploring has cost."),
     "zerotune/healthy": ("zerotune.healthy", "1", "1 where nothing is wrong with tuning."),
 }
-"""By the figure's name: of the instrument, its unit in UCUM, what it is."""
+"""(instrument, its unit in UCUM, description) by the figure's name."""
 
 
 def opentelemetry(meter_provider: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""Hands the figures to an experiment tracker, on a thread of its own: a slow or broken tracker never meets training."""
+"""Reports figures to a tracker on a thread of its own, so that a slow or broken tracker cannot delay training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .figures import Watch
 logger = logging.getLogger("zerotune.callbacks")
 
 EVERY_S: Final = 10.0
-"""From one report to the next, unless the caller says otherwise: trackers are servers."""
+"""Default interval between reports; a tracker is a server, so it is not short."""
 Sink = Callable[[Mapping[str, float], int], Any]
 """Takes figures by name, and the step."""
 
@@ -21,7 +21,7 @@ class Reporting:
     """Owns thread `zerotune-reporting`: calls a sink again and again, until it is closed or the process ends.
 
     Args:
-        sink: called with the figures and the step; what it raises is logged once.
+        sink: called with the figures and the step; its first exception is logged, later ones are ignored.
         every_s: seconds from one call to the next.
     """
 
@@ -35,7 +35,7 @@ class Reporting:
         self._thread.start()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Report once more and stop; a sink that hangs is left behind after `timeout_s`."""
+        """Report once more and stop; gives up on a sink that hangs for `timeout_s`."""
         self._closing.set()
         self._thread.join(timeout_s)
 
@@ -69,9 +69,9 @@ def tensorboard(writer: Any, every_s: float = EVERY_S) -> Reporting:
 
 
 def wandb(run: Any, every_s: float = EVERY_S) -> Reporting:
-    """Report to a run of Weights & Biases (what `wandb.init()` returns).
+    """Report to a run of Weights & Biases (the result of `wandb.init()`).
 
-    Its own step is left alone, since that of the script counts otherwise: the training step is `zerotune/step`.
+    The run's own step is not set, since the script may count steps differently; `zerotune/step` is the training step.
     """
 
     def sink(scalars: Mapping[str, float], step: int) -> None:
@@ -81,7 +81,7 @@ def wandb(run: Any, every_s: float = EVERY_S) -> Reporting:
 
 
 def mlflow(run_id: str, every_s: float = EVERY_S) -> Reporting:
-    """Report to a run of MLflow, by its id: the fluent API knows the active run of the caller's thread only."""
+    """Report to a run of MLflow, by its id: MLflow's active run is known in the caller's thread only."""
 
     def sink(scalars: Mapping[str, float], step: int) -> None:
         from mlflow.tracking import MlflowClient

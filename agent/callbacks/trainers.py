@@ -1,4 +1,4 @@
-"""Callbacks that put the figures among what a trainer logs, so that they go wherever its losses go."""
+"""Callbacks that add the figures to a trainer's logs, beside its losses."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ logger = logging.getLogger("zerotune.callbacks")
 def hf_trainer(trainer: Any) -> Any:
     """Put the figures into the logs of a `transformers.Trainer`.
 
-    The callback comes before all others: those that report to TensorBoard, Weights & Biases or MLflow get the figures
+    The callback comes before all others, so that those for TensorBoard, Weights & Biases or MLflow report the figures
     with the losses.
 
     Returns:
-        The callback, which `trainer.remove_callback` takes out again.
+        The callback, for `trainer.remove_callback`.
     """
     base: Any = importlib.import_module("transformers").TrainerCallback
     watch = Watch()
@@ -36,7 +36,7 @@ def hf_trainer(trainer: Any) -> Any:
 def lightning() -> Any:
     """A callback for Lightning's `Trainer(callbacks=[...])`: its loggers get the figures as often as the losses.
 
-    What a logger raises here is logged once; training goes on.
+    An exception of a logger is logged once here; training goes on.
     """
     base: Any
     try:
@@ -49,7 +49,7 @@ def lightning() -> Any:
         last_step = 0
         has_failed = False
 
-        # Batches whose gradients are accumulated share a step.
+        # With gradient accumulation several batches have the same step.
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             step = trainer.global_step
             if not trainer.is_global_zero or 0 <= step - self.last_step < max(1, trainer.log_every_n_steps):

@@ -1,1 +1,1 @@
-"""The agent's line to the daemon, and who the job and its leading daemon are."""
+"""The agent's connection to the daemon, the job's id, and the address of its leading daemon."""

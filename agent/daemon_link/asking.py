@@ -1,4 +1,4 @@
-"""Asks a daemon how it is."""
+"""Single requests to a daemon: its status, and the announcement of a start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import zmq
 
 from ...store import wire
 from ...store.errors import UserError, WireError
-from .line import Line, new_context
+from .connection import Connection, new_context
 
 
 def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | None = None) -> wire.StatusReply | None:
@@ -17,14 +17,13 @@ def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | Non
 
     Args:
         endpoint: ZeroMQ address, `ipc://` or `tcp://`.
-        timeout_s: how long to wait for the answer.
         curve_dir: folder with the keys for `tcp://`; None: ZEROTUNE_CURVE_KEYS names it.
 
     Returns:
-        Its answer; None where none comes in time or what comes cannot be read.
+        The daemon's answer; None if no answer comes in time or it cannot be decoded.
 
     Raises:
-        UntrustedError: another user's is there, or could be.
+        UntrustedError: another user's daemon listens there, or could.
         UserError: the endpoint needs keys, and the folder lacks one; or too few files can be opened.
     """
     reply = _ask(endpoint, wire.StatusRequest(), timeout_s, curve_dir)
@@ -32,7 +31,7 @@ def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | Non
 
 
 def announce(endpoint: str, start: wire.Start, timeout_s: float = 2.0) -> bool:
-    """Tell the daemon at `endpoint` of a start; whether it has heard. Never raises."""
+    """Announce a start to the daemon at `endpoint`; returns whether it has confirmed that. Never raises."""
     with contextlib.suppress(UserError):
         return isinstance(_ask(endpoint, start, timeout_s, None), wire.Welcome)
     return False
@@ -41,11 +40,11 @@ def announce(endpoint: str, start: wire.Start, timeout_s: float = 2.0) -> bool:
 def _ask(
     endpoint: str, question: wire.AgentMessage, timeout_s: float, curve_dir: Path | None
 ) -> wire.DaemonMessage | None:
-    line = contextlib.closing(Line(endpoint, curve_dir))
-    with line as way, new_context() as context, context.socket(zmq.DEALER) as socket:
+    closing = contextlib.closing(Connection(endpoint, curve_dir))
+    with closing as connection, new_context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         try:
-            if not way.connect(socket):
+            if not connection.connect(socket):
                 return None
             socket.send_multipart(wire.encode(question))
             if not socket.poll(int(timeout_s * 1000)):

@@ -1,7 +1,7 @@
-"""The agent's line to the daemon: a DEALER socket on its own thread.
+"""The agent's channel to the daemon: a DEALER socket on its own thread.
 
-Nothing here can delay training: sends never wait, what cannot be sent is counted and dropped. A daemon that stops
-answering is taken as gone, and is greeted again when one answers.
+Nothing here can delay training: sends never wait, and messages that cannot be sent are counted and dropped. A daemon
+that stops answering counts as gone; Hellos go on, so that a new daemon can answer them.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ import zmq
 from ...store import wire
 from ...store.errors import UserError, WireError, printable
 from ..settings import is_first_of_node
-from .line import Line, new_context
-from .receiving import is_told, receive_frames
+from .connection import Connection, new_context
+from .receiving import is_logged, receive_frames
 
 logger = logging.getLogger("zerotune.agent")
 
 HELLO_EVERY_S = 1.0
 COINCIDE_S = 0.3
-"""A greeting may be sent this much earlier when the thread is awake anyway."""
+"""A Hello may be sent this much earlier if the thread is awake anyway."""
 DAEMON_TIMEOUT_S = 3.5
 SEND_QUEUE_MESSAGES = 256
 FLUSH_AT_EXIT_MS = 200
 CONNECT_MS = 50
-"""A greeting waits so long for the connection: what is sent before it is there would be lost."""
+"""How long a Hello waits for the connection: messages sent before it exists would be lost."""
 MAX_WAKES = 4096
-"""Wake-ups that are taken in at once."""
+"""Wake-ups that are read at once."""
 
 
 class Outbox(Protocol):
-    """What the channel's thread asks at each tick for messages to send."""
+    """The source of messages, which the channel's thread asks at each tick."""
 
     def tick_s(self) -> float:
-        """How long until it wants to be asked again."""
+        """Seconds until it is to be asked again."""
 
     def collect(self) -> Sequence[tuple[wire.AgentMessage, Any]]:
         """Messages and their records frames (or None)."""
@@ -51,12 +51,11 @@ class Channel:
     """Owns thread `zerotune-channel` and its socket.
 
     Args:
-        endpoint: ZeroMQ endpoint of the daemon; None: there is none, the thread only empties the outbox.
-        hello: builds the greeting, or None while it cannot yet; called on the channel's thread.
-        outbox: asked at each tick for what is to be sent.
+        endpoint: ZeroMQ endpoint of the daemon; None: there is no daemon, and the thread only empties the outbox.
+        hello: builds the Hello, or returns None while it cannot yet; called on the channel's thread.
+        outbox: asked for messages at each tick.
         on_message: called on the channel's thread with each message of the daemon.
-        on_alive: called with True when a daemon answers, with False when it has gone silent or this thread has
-            failed; not where it is closed.
+        on_alive: called with True when a daemon answers, and with False when it falls silent or this thread has failed.
     """
 
     def __init__(
@@ -67,13 +66,13 @@ class Channel:
         on_message: Callable[[wire.DaemonMessage], None],
         on_alive: Callable[[bool], None],
     ) -> None:
-        self._line = Line(endpoint) if endpoint is not None else None
+        self._connection = Connection(endpoint) if endpoint is not None else None
         self._has_warned = False
         self._hello = hello
         self._outbox = outbox
         self._on_message = on_message
         self._on_alive = on_alive
-        self._farewells: deque[wire.AgentMessage] = deque()
+        self._goodbyes: deque[wire.AgentMessage] = deque()
         self._is_stopping = False
         self._wake_fds = os.pipe()
         self._thread = threading.Thread(target=self._run, name="zerotune-channel", daemon=True)
@@ -86,15 +85,15 @@ class Channel:
         self._thread.start()
 
     def wake(self) -> None:
-        """Ask the outbox at once when it wants to be asked."""
+        """Have the thread ask `outbox.tick_s` now."""
         os.write(self._wake_fds[1], b"x")
 
-    def close(self, farewell: wire.AgentMessage | None = None) -> None:
-        """Send what is left, say goodbye, stop; waits for at most a second."""
+    def close(self, goodbye: wire.AgentMessage | None = None) -> None:
+        """Send the remaining messages and `goodbye`, and stop; waits for at most a second."""
         if self._is_stopping:
             return
-        if farewell is not None:
-            self._farewells.append(farewell)
+        if goodbye is not None:
+            self._goodbyes.append(goodbye)
         self._is_stopping = True
         self.wake()
         self._thread.join(timeout=1.0)
@@ -114,7 +113,7 @@ class Channel:
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_BODY_BYTES)
-        # Without a daemon nothing is queued: a daemon that returns gets fresh news, not old.
+        # Without a daemon nothing is queued: a daemon that returns gets current messages only.
         socket.setsockopt(zmq.IMMEDIATE, 1)
         try:
             self._loop(socket)
@@ -124,14 +123,14 @@ class Channel:
         finally:
             socket.close()
             context.term()
-            if self._line is not None:
-                self._line.close()
+            if self._connection is not None:
+                self._connection.close()
 
     def _connect(self, socket: zmq.Socket[bytes]) -> None:
-        if self._line is None:
+        if self._connection is None:
             return
         try:
-            self._line.connect(socket)
+            self._connection.connect(socket)
         except UserError as error:
             if not self._has_warned:
                 self._has_warned = True
@@ -142,44 +141,44 @@ class Channel:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._wake_fds[0], zmq.POLLIN)
-        heard_at = time.monotonic()
-        greet_at = tick_at = heard_at
-        has_greeted = False
+        received_at = time.monotonic()
+        hello_at = tick_at = received_at
+        has_sent_hello = False
         self._connect(socket)
         while not self._is_stopping:
             # Messages from the daemon wake this thread at once; messages to it wait for the tick.
-            pause_s = min(greet_at, tick_at) - time.monotonic()
+            pause_s = min(hello_at, tick_at) - time.monotonic()
             ready = dict(poller.poll(max(0, math.ceil(1000 * pause_s))))
             if self._wake_fds[0] in ready:
                 os.read(self._wake_fds[0], MAX_WAKES)
             if socket in ready and not self._is_stopping:
-                heard_at = time.monotonic()
+                received_at = time.monotonic()
                 self._receive(socket)
             now = time.monotonic()
             tick_at = min(tick_at, now + self._outbox.tick_s())
-            if now < min(greet_at, tick_at):
+            if now < min(hello_at, tick_at):
                 continue
-            if self.alive and now - heard_at > DAEMON_TIMEOUT_S:
+            if self.alive and now - received_at > DAEMON_TIMEOUT_S:
                 self._set_alive(False)
-            if greet_at - now <= COINCIDE_S:
+            if hello_at - now <= COINCIDE_S:
                 self._connect(socket)
                 hello = self._hello()
                 if hello is not None:
-                    has_greeted = True
+                    has_sent_hello = True
                     if not self.alive:
                         socket.poll(CONNECT_MS, zmq.POLLOUT)
                     self._send(socket, hello, None)
-                greet_at = now + (HELLO_EVERY_S if hello is not None else self._outbox.tick_s())
+                hello_at = now + (HELLO_EVERY_S if hello is not None else self._outbox.tick_s())
             for message, records in self._outbox.collect():
                 self._send(socket, message, records)
             tick_at = now + self._outbox.tick_s()
-        # A short job may know its name only now.
-        if not has_greeted and (hello := self._hello()) is not None:
+        # A short job may know its id only now.
+        if not has_sent_hello and (hello := self._hello()) is not None:
             self._send(socket, hello, None)
         for message, records in self._outbox.collect():
             self._send(socket, message, records)
-        while self._farewells:
-            self._send(socket, self._farewells.popleft(), None)
+        while self._goodbyes:
+            self._send(socket, self._goodbyes.popleft(), None)
 
     def _receive(self, socket: zmq.Socket[bytes]) -> None:
         while True:
@@ -191,12 +190,12 @@ class Channel:
                 message = wire.decode_daemon(frames)
             except WireError as error:
                 self._n_ignored += 1
-                if is_told(self._n_ignored):
+                if is_logged(self._n_ignored):
                     logger.warning("ignored message %d from the daemon: %s", self._n_ignored, error)
                 continue
             if isinstance(message, wire.ErrorReply):
                 self._n_refused += 1
-                if is_told(self._n_refused):
+                if is_logged(self._n_refused):
                     why = printable(f"{message.code}: {message.text}")
                     logger.warning("zerotune: refusal %d by the daemon: %s", self._n_refused, why)
             self._set_alive(True)

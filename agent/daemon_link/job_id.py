@@ -1,7 +1,7 @@
 """The job's id, the same on all ranks.
 
-Ranks launched on several nodes were each given an id; rank 0's counts. Rank 0 writes it into the job's store, below
-the number of the job's start, since an earlier start has left an id there, too.
+Each node's launcher gave its ranks an id; rank 0's counts. Rank 0 writes it into the job's store, below the number of
+the job's start, since an earlier start has left an id there, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class AgreedJobId:
 
     Args:
         store: the job's store, on a connection that nobody blocks.
-        own: what this rank was told by its environment.
+        own: the id in this rank's environment.
     """
 
     def __init__(self, store: Any, rank: int, own: str) -> None:
@@ -30,10 +30,10 @@ class AgreedJobId:
         self._rank = rank
         self._own = own
         self.job_id: str | None = None
-        """None until rank 0 has said it."""
+        """None until rank 0's is known."""
 
     def learn(self, incarnation: int | None) -> Any:
-        """The store below the number of this start, once that and rank 0's id are known, None until then."""
+        """The store below the number of this start, once that and rank 0's id are known; None until then."""
         if incarnation is None:
             return None
         store = dist.PrefixStore(str(incarnation), self._store)
@@ -49,7 +49,7 @@ class AgreedJobId:
         return store if self.job_id is not None else None
 
     def likely(self) -> str:
-        """The id; a likely one where the job ended before rank 0 could write it."""
+        """The id; a likely one until rank 0's is known."""
         return self.job_id if self.job_id is not None else self._restarted(n_restarts())
 
     def _restarted(self, n_times: int) -> str:

@@ -31,8 +31,8 @@ def use_client_keys(socket: zmq.Socket[Any], folder: Path | None) -> None:
     """Make `socket` a CURVE client of the daemon whose public key is in `folder`.
 
     Raises:
-        UserError: there is no folder, or others may write to it; or a key is missing, malformed, or can be read by
-            others.
+        UserError: there is no folder, or other users may write to it; or a key is missing, malformed, or readable by
+            other users.
     """
     if folder is None:
         raise UserError("a daemon at tcp:// wants keys", f"give --curve-keys or {ENV_CURVE_KEYS}")
@@ -47,21 +47,21 @@ def use_client_keys(socket: zmq.Socket[Any], folder: Path | None) -> None:
 
 
 def load_certificate(path: Path) -> tuple[bytes, bytes | None]:
-    """Public key, and secret key if it is there.
+    """Public key, and secret key if the file has it.
 
     Raises:
-        OSError: it is no regular file of the size that keys have.
-        ValueError: it is no key.
+        OSError: `path` is no regular file of at most MAX_KEY_BYTES.
+        ValueError: it holds no key.
     """
     read_file(path, MAX_KEY_BYTES)
     return zmq.auth.load_certificate(path)
 
 
 def refuse_writable(folder: Path) -> None:
-    """See that nobody else may put keys into `folder`; one that is missing has none.
+    """Check that no other user may put keys into `folder`; a missing folder passes.
 
     Raises:
-        UserError: others may.
+        UserError: other users may.
     """
     if folder.is_dir() and folder.stat().st_mode & 0o022:
         raise UserError(f"others may put keys into {folder}", f"run `chmod go-w {shlex.quote(str(folder))}`")
@@ -71,7 +71,7 @@ def load_key_pair(path: Path) -> tuple[bytes, bytes]:
     """Public and secret key in `path`.
 
     Raises:
-        UserError: they cannot be read, or others can read them.
+        UserError: they cannot be read, or other users can read them.
     """
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:

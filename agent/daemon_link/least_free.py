@@ -1,4 +1,4 @@
-"""Descriptors and threads that must be free before ZeroMQ begins: it ends its process if they are not."""
+"""Checks that enough descriptors and threads are free for ZeroMQ, which aborts the process if they are not."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from typing import Final
 from ...store.errors import UserError
 
 LEAST_FILES: Final = 24
-"""Descriptors that ZeroMQ may want."""
+"""Descriptors that ZeroMQ may open."""
 LEAST_THREADS: Final = 8
 """Threads of ZeroMQ, and of the daemon."""
 
 
 def refuse_few_files() -> None:
-    """See that LEAST_FILES more can be opened.
-
-    Raises:
-        UserError: they cannot.
-    """
+    """Check that LEAST_FILES more descriptors can be opened; raises `UserError` if not."""
     held: list[int] = []
     try:
         while len(held) < LEAST_FILES:
@@ -33,11 +29,7 @@ def refuse_few_files() -> None:
 
 
 def refuse_few_threads() -> None:
-    """See that LEAST_THREADS more can be begun.
-
-    Raises:
-        UserError: they cannot.
-    """
+    """Check that LEAST_THREADS more threads can be started; raises `UserError` if not."""
     over = threading.Event()
     held: list[threading.Thread] = []
     try:

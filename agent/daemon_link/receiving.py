@@ -1,4 +1,4 @@
-"""Taking messages out of a ZeroMQ socket without keeping more than a message of ours may hold, nor telling of each."""
+"""Receives messages of bounded size from a ZeroMQ socket, and bounds the log lines about malformed ones."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ import zmq
 
 from ...store.wire import MAX_FRAMES
 
-TOLD_FIRST: Final = 3
+LOGGED_FIRST: Final = 3
 
 
 def receive_frames(socket: zmq.Socket[Any], n_addresses: int = 0) -> list[bytes]:
-    """The next message, never waiting; of one with more frames than the protocol has, one frame too many is told.
+    """The next message; never waits, since ZeroMQ delivers a message only when all its frames have arrived.
 
     Args:
-        socket: ZeroMQ hands a message over only when all its frames have arrived.
-        n_addresses: frames that the socket itself puts in front; 1 for a ROUTER.
+        n_addresses: address frames that the socket itself puts in front; 1 for a ROUTER.
 
     Returns:
-        Its frames. Of a message with too many, those of the protocol are empty and there is one too many: nothing of
-        it is kept, and decoding refuses it.
+        Its frames. A message with too many frames is not kept: empty frames, one too many, replace it, so that decoding
+        refuses it.
 
     Raises:
-        zmq.Again: none is there.
-        MemoryError: there is no room for it; it is thrown away.
+        zmq.Again: there is no message.
+        MemoryError: the message does not fit into memory and is discarded.
     """
     most = n_addresses + MAX_FRAMES
     frames: list[bytes] = []
@@ -50,9 +49,9 @@ def receive_frames(socket: zmq.Socket[Any], n_addresses: int = 0) -> list[bytes]
     return frames
 
 
-def is_told(number: int) -> bool:
-    """Whether the message of this number among many alike, from 1 on, gets a line in the log.
+def is_logged(number: int) -> bool:
+    """Whether the `number`-th (from 1) of many similar messages gets a log line.
 
-    The first ones do, then each doubling of their number: whoever sends what makes no sense must not fill a disk.
+    The first ones do, and then each doubling of their number, so that a broken peer cannot fill a disk.
     """
-    return number <= TOLD_FIRST or number & (number - 1) == 0
+    return number <= LOGGED_FIRST or number & (number - 1) == 0

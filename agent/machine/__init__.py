@@ -1,1 +1,1 @@
-"""Where this process runs: its place on the node, and the identity of the hardware."""
+"""This process's rank on its node, and the identity of the hardware."""

@@ -1,4 +1,4 @@
-"""The network adapters that NCCL would use, counted by kind and rate: not by name, which differs from node to node."""
+"""The network adapters that NCCL would use, counted by kind and rate, since names differ from node to node."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ SYS: Final = Path("/sys/class")
 
 
 def described(variables: Mapping[str, str], sys_class: Path = SYS) -> str:
-    """Such as `8 x InfiniBand 400 Gb/sec (4X NDR)`; Ethernet interfaces if there is nothing else; empty: none is known.
-
-    Args:
-        sys_class: where Linux tells of devices.
-    """
+    """Such as `8 x InfiniBand 400 Gb/sec (4X NDR)`; else Ethernet interfaces; empty: no adapter is known."""
     ports: list[str] = []
     if variables.get("NCCL_IB_DISABLE", "0") in ("", "0") and variables.get("NCCL_NET", "").lower() != "socket":
         ports = list(_infiniband(sys_class / "infiniband", variables.get("NCCL_IB_HCA", "")))
@@ -27,8 +23,8 @@ def is_chosen(name: str, choice: str) -> bool:
     """Whether NCCL's list of prefixes (`mlx5`, `=eth0,eth1`, `^docker`, `=mlx5_0:1`) takes this device or port.
 
     Args:
-        name: of the device; of a port `device:port`.
-        choice: the list; empty: all.
+        name: of a device, or `device:port`.
+        choice: the list; empty: all devices.
     """
     if not choice:
         return True
@@ -59,5 +55,5 @@ def _ethernet(folder: Path, choice: str) -> Iterator[str]:
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
-    except OSError:  # of an interface that is down the kernel does not tell the speed
+    except OSError:  # the kernel refuses the speed of an interface that is down
         return ""

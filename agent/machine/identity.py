@@ -1,8 +1,8 @@
-"""What hardware and NCCL this job runs on, as one identity: knowledge is shared under it.
+"""The fabric_id: the identity of a job's hardware and NCCL, under which measurements are shared.
 
-Two jobs share a fabric_id if all is equal that changes what a setting costs: GPUs and their links, network adapters,
-NCCL's version and those of its variables that count. What differs from node to node or from job to job on one machine
-has no part in it. Each measurement says by itself how many ranks and nodes it is of.
+Two jobs share a fabric_id if everything that changes a setting's cost is equal: GPUs and their links, network adapters,
+NCCL's version and its variables that change costs. The fabric_id excludes whatever differs between nodes or jobs on one
+machine. Each measurement has its own number of ranks and nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def describe(fabric: str | None) -> tuple[str, Description]:
 
         emulated = load(fabric)
         facts = emulated.describe() | emulated.variables(os.environ)
-        limit_mb = os.environ.get("ZEROTUNE_DEVICE_MB")  # checked where the emulation reads it
+        limit_mb = os.environ.get("ZEROTUNE_DEVICE_MB")  # checked when the emulation starts
         return emulated.id_under(os.environ), facts | ({"device_mb": float(limit_mb)} if limit_mb else {})
     hardware, world_size = _hardware(), dist.get_world_size()
     canonical = json.dumps(hardware, sort_keys=True).encode()
@@ -38,10 +38,10 @@ def describe(fabric: str | None) -> tuple[str, Description]:
 
 
 def nccl_version() -> int:
-    """The loaded NCCL's version as NCCL encodes it (22809 for 2.28.9), not that which torch was built with; 0: none."""
+    """The loaded NCCL's version as NCCL encodes it (22809 for 2.28.9), not the one torch was built with; 0: none."""
     if not torch.cuda.is_available():
         return 0
-    with contextlib.suppress(OSError, AttributeError):  # torch may have NCCL within itself
+    with contextlib.suppress(OSError, AttributeError):  # torch may contain NCCL
         loaded, version = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD), ctypes.c_int()
         if loaded.ncclGetVersion(ctypes.byref(version)) == 0:
             return version.value
@@ -54,7 +54,7 @@ def _hardware() -> Description:
     description: Description = {
         "nccl_version": nccl_version(),
         "adapters": adapters.described(variables),
-        **nccl_variables.that_count(variables),
+        **nccl_variables.cost_variables(variables),
     }
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -79,5 +79,5 @@ def _nvml_description() -> Description:
                 break
         generation = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)
         return {"n_nvlinks": n_links, "pcie": f"{generation}.0 x{pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)}"}
-    except Exception:  # without it the identity tells fewer machines apart, but is never wrong
+    except Exception:  # without NVML the identity distinguishes fewer machines, but is never wrong
         return {}

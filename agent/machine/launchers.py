@@ -1,4 +1,4 @@
-"""This rank's place on its node, as whoever launched it says."""
+"""This rank's number on its node, from the variables of the launcher."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ TASKS: Final = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def local_rank(environment: Mapping[str, str]) -> int:
-    """This rank's number on its node; 0 if nobody says it."""
+    """This rank's number on its node; 0 if no launcher sets it."""
     return _first(environment, LOCAL_RANK) or 0
 
 
 def local_size(environment: Mapping[str, str], world_size: int) -> int:
-    """Ranks on this node; all of the job's if nobody says it."""
-    said = _first(environment, LOCAL_SIZE) or _of_slurm(environment) or _of_flux(environment)
-    return said if said and said <= world_size else world_size
+    """Number of ranks on this node; that of the whole job if no launcher sets it."""
+    n_ranks = _first(environment, LOCAL_SIZE) or _of_slurm(environment) or _of_flux(environment)
+    return n_ranks if n_ranks and n_ranks <= world_size else world_size
 
 
 def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:

@@ -1,7 +1,7 @@
 """Variables of NCCL and its network plugins that change what a collective costs, as they are in effect.
 
-NCCL's are named one by one: what is not here, names of interfaces and paths above all, may differ from node to node and
-from job to job on one machine. Of the plugins' variables, those count that `may_be_tried` allows.
+NCCL's are listed one by one. Other variables, mostly names of interfaces and paths, may differ between nodes or jobs on
+one machine. Of the plugins' variables, those count that may be tuned (`tunable_variables`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from .may_be_tried import PREFIXES, why_refused
+from .tunable_variables import PREFIXES, why_refused
 
 SYSTEM_FILE: Final = Path("/etc/nccl.conf")
 NAMES: Final = """
@@ -30,14 +30,14 @@ NAMES: Final = """
 """
 COSTS: Final = frozenset(f"NCCL_{name}" for name in NAMES.split())
 FILES: Final = ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE")
-"""Their contents count, wherever they lie."""
+"""Variables that name files: the files' contents count, not their paths."""
 LINE: Final = re.compile(r"^\s*(NCCL_\w+)\s*=\s*([^#\n]*?)\s*(?:#.*)?$", re.MULTILINE)
 MOST_BYTES: Final = 1 << 20
-"""That are read of a file."""
+"""How much of a file is read."""
 
 
 def in_effect(environment: Mapping[str, str], system_file: Path = SYSTEM_FILE) -> dict[str, str]:
-    """All variables of NCCL and its network plugins: the environment's, then the user's file's, then the system's."""
+    """Variables of NCCL and its network plugins: the environment overrides files, the user's file the system's."""
     own = environment.get("NCCL_CONF_FILE") or str(Path(environment.get("HOME", "/")) / ".nccl.conf")
     found: dict[str, str] = {}
     for path in (system_file, Path(own)):
@@ -45,8 +45,8 @@ def in_effect(environment: Mapping[str, str], system_file: Path = SYSTEM_FILE) -
     return found | {name: value for name, value in environment.items() if name.startswith(PREFIXES)}
 
 
-def that_count(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those that change what collectives cost, spelled alike."""
+def cost_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change what collectives cost, with normalised values."""
     names = (name for name in variables if name in COSTS or (not name.startswith("NCCL_") and not why_refused(name)))
     found = {name: variables[name].strip().lower() for name in sorted(names)}
     for name in FILES:

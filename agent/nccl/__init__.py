@@ -1,1 +1,1 @@
-"""What NCCL is, as far as we touch it: catalog, cost model, plugin, emulation."""
+"""NCCL: its settings, its cost model, the plugin, the emulation."""

@@ -1,7 +1,7 @@
-"""What NCCL offers: legal cells per collective, candidates, and every spelling of their names.
+"""The settings that NCCL offers: legal cells per collective, candidates, and every spelling of their names.
 
-A *cell* is an (algorithm, protocol) pair. The rules are NCCL's of the 2.2x releases; a cell can still be
-IGNORE in a live cost table, and is then never touched.
+A *cell* is an (algorithm, protocol) pair. The rules are those of NCCL 2.2x. A legal cell can still be IGNORE in a live
+cost table; it is never used then.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _TREE: Final = tuple((Algorithm.tree, protocol) for protocol in Protocol)
 TUNABLE: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
 RING_ONLY: Final = (Collective.broadcast, Collective.reduce)
 TAKES_CHUNK_SIZE: Final = (Algorithm.tree, Algorithm.ring, Algorithm.pat)
-"""zt_takes_chunk_size of the plugin: other algorithms keep NCCL's own."""
+"""As zt_takes_chunk_size of the plugin: other algorithms keep NCCL's own chunk size."""
 ASKS_CHUNK_SIZE_SINCE: Final = 6
-"""Version of the tuner interface by which NCCL asks for chunk sizes."""
+"""First version of the tuner ABI with which NCCL asks for chunk sizes."""
 COMPUTING: Final = frozenset((Collective.reduce_scatter, Collective.all_reduce, Collective.reduce))
-"""Another setting may add in another order, and so round otherwise; all others only carry bytes."""
+"""Collectives that add: another setting may add in another order, and so round differently."""
 
 
 def legal_cells(
@@ -50,11 +50,11 @@ def legal_cells(
 
     Args:
         n_ranks: ranks of the communicator; PAT needs one rank per node; None: unknown, PAT counts as possible.
-        nccl_version: (major, minor, ...); None: the newest whose rules are known here.
+        nccl_version: (major, minor, ...); None: NEWEST_MODELLED.
         redop_is_sum: False: averages of floats, which NCCL turns into pre-multiplied sums.
 
     Returns:
-        In NCCL's order of preference where costs are equal; empty if NCCL has no choice.
+        In the order in which NCCL prefers cells of equal cost; empty if NCCL has no choice.
     """
     version = tuple((nccl_version or NEWEST_MODELLED)[:2])
     if collective in RING_ONLY:
@@ -92,18 +92,14 @@ def candidates(
     nvls: bool = False,
     cells: Iterable[Cell] | None = None,
 ) -> tuple[Candidate, ...]:
-    """The baseline, then every legal cell with every channel count of the ladder.
+    """The baseline (no opinion), then every legal cell with every channel count of CHANNEL_LADDER.
 
     Args:
-        communicator: where it is called.
-        max_channels: channels that the communicator has, 1 to 64; always one of the counts tried.
-        nccl_version: (major, minor, ...); None: the newest whose rules are known here.
+        max_channels: the communicator's channels, 1 to 64; always one of the channel counts.
+        nccl_version: (major, minor, ...); None: NEWEST_MODELLED.
         redop_is_sum: False: averages of floats, which NCCL turns into pre-multiplied sums.
         nvls: the machine has NVLink multicast; without effect if `cells` are given.
-        cells: the cells that a live cost table offers, of which only the legal ones count; None: all legal ones.
-
-    Returns:
-        Candidates, the baseline (no opinion) first.
+        cells: the cells that a live cost table offers, of which only legal ones count; None: all legal cells.
 
     Raises:
         ValueError: `max_channels` is outside 1 to 64.
@@ -192,9 +188,9 @@ _SUFFIXES = ("_perf_mpi", "_perf", "_outofplace", "_inplace", "_")
 
 
 def parse_collective(text: str) -> Collective:
-    """A collective from any spelling in the wild: `AllGather`, `_allgather_base`, `nccl:all_reduce`, `4` ...
+    """A collective from any common spelling: `AllGather`, `_allgather_base`, `nccl:all_reduce`, `4` ...
 
-    Raises UserError for a name that is none.
+    Raises UserError for an unknown name.
     """
     found = find_collective(text)
     if found is None:
@@ -203,7 +199,7 @@ def parse_collective(text: str) -> Collective:
 
 
 def find_collective(text: str) -> Collective | None:
-    """Like `parse_collective`, but None for a name that is none (importers count those)."""
+    """Like `parse_collective`, but None for an unknown name (importers count those)."""
     name = text.strip().lower()
     for prefix in _PREFIXES:
         if name.startswith(prefix):
@@ -215,7 +211,7 @@ def find_collective(text: str) -> Collective | None:
 
 
 def parse_algorithm(text: str) -> Algorithm:
-    """An algorithm from NCCL's, RCCL's or our spelling or NCCL's number; raises UserError otherwise."""
+    """An algorithm from NCCL's, RCCL's or zerotune's spelling, or NCCL's number; UserError if it is none."""
     found = _find(_ALGORITHMS, Algorithm, text)
     if found is None:
         raise UserError(f"unknown algorithm {text[:80]!r}", f"use one of {_names(Algorithm)}")
@@ -223,7 +219,7 @@ def parse_algorithm(text: str) -> Algorithm:
 
 
 def parse_protocol(text: str) -> Protocol:
-    """A protocol from NCCL's, RCCL's or our spelling or NCCL's number; raises UserError otherwise."""
+    """A protocol from NCCL's, RCCL's or zerotune's spelling, or NCCL's number; UserError if it is none."""
     found = _find(_PROTOCOLS, Protocol, text)
     if found is None:
         raise UserError(f"unknown protocol {text[:80]!r}", f"use one of {_names(Protocol)}")

@@ -1,4 +1,4 @@
-"""What NCCL_MAX_CTAS and its older name, NCCL_MAX_NCHANNELS, leave of a communicator's channels."""
+"""The limit of a communicator's channels by NCCL_MAX_CTAS and its older name, NCCL_MAX_NCHANNELS."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def channel_limit(environment: Mapping[str, str], n_channels: int, configured: i
     """Channels of a communicator that would have `n_channels`.
 
     Args:
-        configured: the communicator's own `maxCTAs`, which a variable replaces; None: it has none.
+        configured: the communicator's own `maxCTAs`, which a variable overrides; None: it has none.
 
     Raises:
-        UserError: a variable is no positive number.
+        UserError: a variable is not a positive number.
     """
     for variable in LIMITS:
         text = environment.get(variable, "").strip()
         if text:
             if not text.isdecimal() or int(text) < 1:
-                raise UserError(f"{variable}={text!r} is no count of channels", "say 8, for example, or unset it")
+                raise UserError(f"{variable}={text!r} is not a number of channels", "say 8, for example, or unset it")
             n_channels, configured = min(n_channels, int(text)), None
     return n_channels if configured is None else min(n_channels, configured)

@@ -1,8 +1,8 @@
-"""The two libraries in C: what each is compiled from, and where it lies.
+"""The libraries in C: their sources, and where they are compiled to.
 
-A wheel for this platform brings them. Otherwise they are compiled on first use: beside their sources in a checkout,
-below `$XDG_CACHE_HOME/zerotune` in an installation, if nobody else could have put a library there: what is loaded runs
-as this user. Imports nothing but the standard library and what does likewise, since setup.py compiles with it.
+A wheel for this platform contains them. Otherwise they are compiled on first use: beside their sources in a checkout,
+below `$XDG_CACHE_HOME/zerotune` in an installation. A library runs as this user, so a folder where another user could
+have put one is refused. setup.py uses this module, so it imports the standard library only, as do its imports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from ...store.foreign.ways import SESSION_DIRS, make_own_folder, refuse_reachabl
 
 _HASH_MARK: Final = b"zerotune-source:"
 _MAX_BYTES: Final = 64 * 2**20
-"""Of a library."""
 _FLAGS: Final = "plugin/compile_flags.txt"
 _REMEDY: Final = "install gcc or clang (Debian: apt install gcc libc6-dev) or name one in CC"
 _INSTALLATIONS: Final = frozenset({"site-packages", "dist-packages"})
@@ -38,17 +37,17 @@ class SharedLibrary:
     """One library; its paths are relative to `root`, and may be patterns."""
 
     name: str
-    """What messages call it."""
+    """Its name in messages."""
     file: str
     sources: tuple[str, ...]
     flags: tuple[str, ...] = ()
-    """Beside those of `compile_flags`."""
+    """In addition to those in the file `compile_flags`."""
     headers: tuple[str, ...] = ("plugin/**/*.h",)
     root: Path = Path(__file__).parent
     compile_flags: str = _FLAGS
 
     def path(self) -> Path | None:
-        """The library built from exactly these sources; None = not built."""
+        """The library built from exactly these sources; None: it is not built."""
         source_hash = self.source_hash()
         if _is_current(beside := self.root / self.file, source_hash):
             return beside
@@ -56,17 +55,16 @@ class SharedLibrary:
         try:
             refuse_reachable(cached, self.name, _ELSEWHERE)
         except (UntrustedError, OSError):
-            return None  # the mark in it is no secret
+            return None  # anybody could forge the hash in a library
         return cached if _is_current(cached, source_hash) else None
 
     def build(self) -> Path:
-        """Compile the library unless a current one is there; returns its path.
+        """Compile the library unless a current one exists; returns its path.
 
-        Safe against other processes building at the same time; a library in use is never written to.
+        Several processes may build at the same time. A library in use is never written to.
 
         Raises:
-            PluginError: there is no compiler, it failed, or there is no folder to write to, or only one in which others
-                could put a library of theirs.
+            PluginError: there is no compiler, it failed, or there is no safe folder to write to.
         """
         if (current := self.path()) is not None:
             return current
@@ -90,7 +88,7 @@ class SharedLibrary:
         """Compile to a temporary name and rename, so that no other process sees half a library.
 
         Raises:
-            PluginError: there is no compiler, or it failed.
+            PluginError: the compiler does not exist or failed.
         """
         temporary = library.with_name(f".{library.name}.{uuid.uuid4().hex[:8]}")
         command = [
@@ -115,7 +113,7 @@ class SharedLibrary:
         return sorted(file for pattern in patterns for file in self.root.glob(pattern))
 
     def source_hash(self) -> str:
-        """Of all that the library is compiled from: equal on nodes with equal sources, whatever their compilers."""
+        """A hash of sources, headers and flags: equal on nodes with equal sources, whatever their compilers."""
         digest = hashlib.sha256(" ".join(self.flags).encode())
         for file in self._files(*self.sources, *self.headers, self.compile_flags):
             digest.update(file.relative_to(self.root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
@@ -128,7 +126,7 @@ class SharedLibrary:
         """The C compiler's command.
 
         Raises:
-            PluginError: there is none, or CC names one that is not there.
+            PluginError: there is no compiler, or not the one that CC names.
         """
         named = shlex.split(os.environ.get("CC", ""))
         for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
@@ -139,9 +137,9 @@ class SharedLibrary:
 
 
 def cache_folder() -> Path:
-    """Where what is made once is kept; neither made nor checked here (`make_own_folder` does both).
+    """The folder for compiled libraries; `make_own_folder` creates and checks it.
 
-    Without a home, it is in a folder that only root can make.
+    A user without a home directory gets a folder that only root can create.
     """
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -151,9 +149,9 @@ def cache_folder() -> Path:
 
 
 def may_hold_builds(folder: Path) -> bool:
-    """Whether what is compiled may stand in `folder`, beside its sources: in a checkout that can be written.
+    """Whether libraries may be written to `folder`, beside their sources: only in a writable checkout.
 
-    Not in an installation: pip removes only what it has put there, and a folder that stays behind would hide the
+    Not in an installation: pip removes only the files that it installed, and a folder left behind would hide the
     package that is installed next.
     """
     return _INSTALLATIONS.isdisjoint(folder.parts) and os.access(folder, os.W_OK)
@@ -163,7 +161,7 @@ def may_hold_builds(folder: Path) -> bool:
 def _locked(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with contextlib.suppress(OSError):  # NFS may have no locks: then each compiles for itself
+        with contextlib.suppress(OSError):  # NFS may have no locks: then each process compiles
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -183,7 +181,7 @@ PLUGIN: Final = SharedLibrary(
     ("plugin/**/*.c",),
     flags=("-Wl,-soname,libnccl-tuner-zerotune.so",),
 )
-"""Its SONAME lets NCCL find it by its name once it is loaded."""
+"""Its SONAME lets NCCL find it by its name after it was loaded."""
 EMULATED_NCCL: Final = SharedLibrary(
     "the emulated NCCL",
     "emulated/libzerotune-emulated.so",
@@ -197,4 +195,4 @@ MOCK_CUDA: Final = SharedLibrary(
     flags=("-Wl,-soname,libnvidia-ml.so.1",),
     headers=("mock_cuda/library/**/*.h", "plugin/**/*.h"),
 )
-"""Its SONAME is NVML's, so that NCCL and pynvml find it once it is loaded."""
+"""Its SONAME is NVML's, so that NCCL and pynvml find it after it was loaded."""

@@ -1,9 +1,9 @@
-"""NCCL 2.28.9's own cost model: what NCCL itself predicts, and hence chooses, for a topology.
+"""NCCL 2.28.9's own cost model: NCCL's predictions, and hence its choice, for a topology.
 
 Every cell (algorithm, protocol) of a collective costs `latency_us * L + message_bytes / (1000 * bandwidth)`
-with bandwidths in GB/s of the whole buffer; a cell with bandwidth 0 is IGNORE (-1.0). The terms come from
-NCCL's tuning tables and from the topology that a fabric states; they are computed once per topology and
-collective, so that a lookup is a handful of array operations. All figures are predictions, never measured.
+with bandwidths in GB/s of the whole buffer; a cell with bandwidth 0 is IGNORE (-1.0). The terms come from NCCL's
+tuning tables and from a fabric's topology. They are computed once per topology and collective, so that a lookup takes
+a few array operations. All figures are predictions, not measurements.
 
 tests/real_nccl compares every cell with the tables of NCCL's own library, in each release from 2.23 on.
 """
@@ -30,10 +30,10 @@ PATH_PXB: Final = 5
 PATH_PXN: Final = 7
 
 WORK_ITEMS_PER_BATCH: Final = 10
-"""Operations whose latencies overlap in one kernel batch, all algorithms but ring."""
+"""Operations whose latencies overlap in one kernel batch, for all algorithms but ring."""
 
 TRAFFIC_PER_CHANNEL_BYTES: Final = 16 << 10
-"""A channel is not opened for less traffic than this."""
+"""NCCL opens no channel for less traffic than this."""
 
 # Columns: Volta, Ampere, Hopper, Blackwell; rows: 1, 2, 3 and more nodes.
 _LL_MAX_GBS = ((39.0, 39.0, 20.4), (87.7, 22.5, 19.0), (141.0, 45.0, 35.0), (282.0, 90.0, 70.0))
@@ -66,9 +66,9 @@ _TREE_SHARE: Final = np.array(
 )
 
 _N_TREE_SHARES: Final = 23
-"""Trees have all but the last."""
+"""Trees use all columns of _TREE_SHARE but the last."""
 _NVLS_TREE_SHARES_SINCE: Final = (2, 29)
-"""Blackwell's NVLSTree has them all from then on."""
+"""From this release on, Blackwell's NVLSTree uses all columns of _TREE_SHARE."""
 
 _MAX_THREADS = (512, 640, 512)
 _BYTES_PER_THREAD = (8, 8, 64)
@@ -76,7 +76,7 @@ _NARROW_RING_GBS = 12.0
 _NARROW_RING_THREADS = 256
 
 _PAT_IS_BETWEEN_NODES_SINCE: Final = (2, 31)
-"""Older releases give PAT on two nodes the rate within a node."""
+"""Older releases give PAT on two nodes the bandwidth within a node."""
 _PAT_LOSES_A_QUARTER_SINCE: Final = (2, 24)
 
 _TERMS_DEPEND_ON_BYTES = (
@@ -87,7 +87,7 @@ _TERMS_DEPEND_ON_BYTES = (
 
 
 class StatedCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What NCCL expects of a cell that is not computed here: NVLink multicast, and what newer releases change."""
+    """Terms of a cell that this model does not compute: NVLink multicast, or a cell that newer releases changed."""
 
     collective: Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"]
     algorithm: Literal["tree", "ring", "nvls", "nvls_tree", "pat"]
@@ -98,12 +98,12 @@ class StatedCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """What NCCL knows of one communicator's hardware; rates in GB/s, latencies in microseconds.
+    """NCCL's data about one communicator's hardware; rates in GB/s, latencies in microseconds.
 
     `compute_capability` is ten times the CUDA number (90 = Hopper). `type_intra` and `type_inter` are NCCL's
     path types (NVL 1, NVB 2, PIX 4, PXB 5, PXN 7, PHB 8, SYS 9); `type_inter` is 0 on a single node.
-    `comm_channels` is what the communicator has in the end; ring and tree channels are what the topology
-    search found for the bandwidth terms; `same_channels`: all rings take one way. NVLS stays IGNORE unless
+    `comm_channels` is the communicator's final number of channels. Ring and tree channels are those of the topology
+    search, for the bandwidth terms. `same_channels`: all rings take the same path. NVLS stays IGNORE unless
     `nvls_gbs` (bandwidth of the whole buffer, for all collectives) is positive or `stated_cells` have it.
     """
 
@@ -138,7 +138,7 @@ class Topology(msgspec.Struct, frozen=True):
 
     @property
     def has_nvls(self) -> bool:
-        """Whether NCCL has NVLink multicast here."""
+        """Whether NCCL can use NVLink multicast."""
         return self.nvls_gbs > 0 or any(cell.algorithm in ("nvls", "nvls_tree") for cell in self.stated_cells)
 
 
@@ -157,7 +157,7 @@ def cost_us(
     message_bytes: npt.ArrayLike,
     n_pipe_ops: int = 1,
 ) -> npt.NDArray[np.float32]:
-    """Time of one cell as NCCL predicts it, for many sizes at once.
+    """NCCL's prediction for one cell, for many sizes at once.
 
     Args:
         message_bytes: NCCL's nBytes, the whole buffer; a number or an array of any shape.
@@ -190,7 +190,7 @@ def cost_us(
 def cost_table(
     topology: Topology, collective: Collective, message_bytes: int, n_pipe_ops: int = 1
 ) -> npt.NDArray[np.float32]:
-    """The table that NCCL hands to a tuner plugin for one call.
+    """The cost table that NCCL passes to a tuner plugin for one call.
 
     Args:
         message_bytes: NCCL's nBytes, the whole buffer.
@@ -222,15 +222,12 @@ def default_choice(
     *,
     redop_is_sum: bool = True,
 ) -> Candidate:
-    """What NCCL runs when nobody interferes: the cell with the lowest predicted cost, the first of equal ones.
+    """NCCL's choice without a tuner: the cell with the lowest predicted cost, the first of equal ones.
 
     Args:
         message_bytes: NCCL's nBytes, the whole buffer.
         n_pipe_ops: NCCL's numPipeOps, operations of one group that a channel runs one after another.
-        redop_is_sum: False: operators that reduce_scatter by PAT and NVLS refuses (averages of floats).
-
-    Returns:
-        Algorithm, protocol and the channels that NCCL gives to them.
+        redop_is_sum: False: averages of floats, for which PAT and NVLS have no reduce_scatter.
 
     Raises:
         ValueError: no cell is available; NCCL fails then, too.
@@ -253,13 +250,10 @@ def default_choice(
 def default_channels(
     topology: Topology, collective: Collective, algorithm: Algorithm, protocol: Protocol, message_bytes: int
 ) -> int:
-    """Channels that NCCL gives to a collective when the plugin has no opinion.
+    """Channels that NCCL uses for a collective if the plugin has no opinion, at least 1.
 
     Args:
         message_bytes: NCCL's nBytes, the whole buffer.
-
-    Returns:
-        Channels that really run, at least 1.
     """
     if algorithm in (Algorithm.nvls, Algorithm.nvls_tree):
         return max(1, min(topology.nvls_channels, topology.comm_channels))
@@ -273,7 +267,7 @@ def default_channels(
 
 
 def channels_used(collective: Collective, protocol: Protocol, message_bytes: int, n_channels: int) -> int:
-    """Channels that really run: fewer than asked for when there is little traffic.
+    """Channels that really run: fewer than `n_channels` if there is little traffic.
 
     Args:
         protocol: LL sends a flag with every 4 bytes; NCCL counts its traffic four times.
@@ -286,7 +280,7 @@ def channels_used(collective: Collective, protocol: Protocol, message_bytes: int
 
 
 def in_effect(collective: Collective, message_bytes: int, candidate: Candidate) -> Candidate:
-    """The setting with the channels that really run: with little traffic, several counts have the same effect.
+    """The setting with the channels that really run: with little traffic, several channel counts have the same effect.
 
     Args:
         message_bytes: NCCL's nBytes, the whole buffer.
@@ -449,7 +443,7 @@ def _ring_latency_us(topology: Topology, collective: Collective, protocol: Proto
     n_steps = _n_steps(topology, collective)
     if collective in (Collective.broadcast, Collective.reduce):
         hop_us = intra_us if topology.n_nodes == 1 else _NET_US[Algorithm.ring][protocol]
-        if topology.same_channels:  # one pipeline along the ring: only the hop to the first peer is paid
+        if topology.same_channels:  # one pipeline along the ring: NCCL counts only the hop to the first peer
             return base_us + hop_us
         if protocol is Protocol.simple:
             one_node = topology.n_nodes == 1
@@ -472,7 +466,7 @@ def _tree_latency_us(topology: Topology, protocol: Protocol) -> float:
 
 
 def _pat_latency_us(topology: Topology) -> float:
-    # PAT runs with one rank per node, where NCCL's network term is the tree's.
+    # PAT runs with one rank per node only; NCCL uses the tree's network term there.
     inter_us = _inter_us(topology, Algorithm.pat, Protocol.simple)
     n_levels = topology.n_nodes.bit_length() - 1
     return _BASE_US[Algorithm.pat][Protocol.simple] + n_levels * inter_us / 3.5 + 2.8 * topology.n_ranks

@@ -1,4 +1,4 @@
-"""What the environment says about the emulation; read by each rank, and by `launch` before."""
+"""The emulation's environment variables; `launch` checks them, and each rank reads them."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ STEPS_AHEAD: Final = ("0", "1", "2", "3", "4")
 
 @dataclass(frozen=True)
 class EmulationSettings:
-    """ZEROTUNE_SEED, _COMPUTE, _DEVICE_MB, _BACKEND_NAME, _HOST_AHEAD, _EXPOSURE and _SUMS; others are only checked."""
+    """ZEROTUNE_SEED, _COMPUTE, _DEVICE_MB, _BACKEND_NAME, _HOST_AHEAD, _EXPOSURE and _SUMS."""
 
     seed: int
     compute: str
     """`model`, `measured` or `none`."""
     measured_scale: float
     device_mb: float | None
-    """Memory of a device, 10^6 bytes; None: as the fabric says."""
-    answers_to_nccl: bool
-    """Whether scripts hear that the backend is `nccl`."""
+    """Memory of a device, 10^6 bytes; None: the fabric's."""
+    is_alias_nccl: bool
+    """Whether groups report their backend to scripts as `nccl`."""
     host_ahead: int = 0
     """Steps by which the host runs ahead of the device."""
     is_exposure_known: bool = True
-    """False: as on a GPU, nobody is told what computation waited for."""
-    adds_by_setting: bool = False
-    """Sums are added up in an order that goes with the setting, as NCCL may; else always in the order of ranks."""
+    """False: exposed communication is unknown, as on a GPU."""
+    order_depends_on_setting: bool = False
+    """True: the order of additions depends on the setting, as it may in NCCL. False: it is the order of ranks."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> EmulationSettings:
-        """Read them, and check all variables that the ranks will read later.
+        """Read them, and check all further variables that the emulation reads later.
 
         Raises:
-            UserError: a value makes no sense.
+            UserError: a value is not allowed.
         """
         release(environment)
         read_faults(environment.get("ZEROTUNE_FAULTS", ""))
@@ -51,7 +51,7 @@ class EmulationSettings:
         try:
             seed = int(seed_text)
         except ValueError:
-            raise UserError(f"ZEROTUNE_SEED={seed_text!r} is no integer", "say 0, for example") from None
+            raise UserError(f"ZEROTUNE_SEED={seed_text!r} is not an integer", "say 0, for example") from None
         mode = environment.get("ZEROTUNE_COMPUTE", "model")
         compute, _, scale_text = mode.partition(":")
         scale = _positive(scale_text or "1")
@@ -61,19 +61,19 @@ class EmulationSettings:
         device_mb = _positive(memory_text) if memory_text else None
         if memory_text and device_mb is None:
             remedy = "say 40000, for example, or unset it"
-            raise UserError(f"ZEROTUNE_DEVICE_MB={memory_text!r} is no amount of memory", remedy)
+            raise UserError(f"ZEROTUNE_DEVICE_MB={memory_text!r} is not an amount of memory", remedy)
         name = environment.get("ZEROTUNE_BACKEND_NAME", "")
         if name not in ("", "emulated_nccl", "nccl"):
-            raise UserError(f"ZEROTUNE_BACKEND_NAME={name!r} is no name of the backend", "say nccl, or unset it")
+            raise UserError(f"ZEROTUNE_BACKEND_NAME={name!r} is not a name of the backend", "say nccl, or unset it")
         ahead = environment.get("ZEROTUNE_HOST_AHEAD", "0")
         if ahead not in STEPS_AHEAD:
-            raise UserError(f"ZEROTUNE_HOST_AHEAD={ahead!r} is no number of steps from 0 to 4", "say 0, or unset it")
+            raise UserError(f"ZEROTUNE_HOST_AHEAD={ahead!r} is not a number of steps from 0 to 4", "say 0, or unset it")
         exposure = environment.get("ZEROTUNE_EXPOSURE", "known")
         if exposure not in ("known", "hidden"):
             raise UserError(f"ZEROTUNE_EXPOSURE={exposure!r} is unknown", "say known or hidden")
         sums = environment.get("ZEROTUNE_SUMS", "by_rank")
         if sums not in ("by_rank", "by_setting"):
-            raise UserError(f"ZEROTUNE_SUMS={sums!r} is no order", "say by_rank or by_setting")
+            raise UserError(f"ZEROTUNE_SUMS={sums!r} is unknown", "say by_rank or by_setting")
         is_nccl, is_known = name == "nccl", exposure == "known"
         return cls(seed, compute, scale, device_mb, is_nccl, int(ahead), is_known, sums == "by_setting")
 

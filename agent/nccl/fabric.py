@@ -1,8 +1,8 @@
-"""Fabric files: what an emulated machine is believed to be, and what it is.
+"""Fabric files, which describe emulated machines.
 
-*Belief* feeds NCCL's cost model; *truth* says what a collective costs. Their difference is what a tuner can
-gain. The rest describes compute, contention between compute and collectives, memory and noise.
-Files are TOML, checked strictly: any nonsense is a FabricError that names the key and the value.
+The *belief* is the input of NCCL's cost model; the *truth* gives the real durations of collectives. A tuner can gain
+from their difference. The rest describes compute, contention between compute and collectives, memory and noise. Files
+are TOML and checked strictly: a FabricError names the wrong key and its value.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ else:
 
 FABRICS_DIR: Final = Path(__file__).parent / "fabrics"
 MAX_FILE_BYTES: Final = 256 << 10
-"""Of a fabric file, so that reading one is bounded; those that we ship have a few KiB."""
+"""Limit of a fabric file; shipped files have a few KiB."""
 MAX_LINE_DOTS: Final = 1000
-"""tomllib's time grows with the square of a key's parts."""
+"""Limits tomllib's time, which grows with the square of the number of parts of a key."""
 MAX_POINTS_BYTES: Final = 16 << 20
-"""Of a table of measured points, so that reading one is bounded."""
+"""Limit of a table of measured points."""
 
 _NVLS: Final = {Algorithm.nvls: "NVLS", Algorithm.nvls_tree: "NVLSTree"}
-"""By NCCL_ALGO's names."""
+"""Names for NCCL_ALGO."""
 _REMEDY: Final = "use fewer ranks or a larger fabric (`zerotune hardware` lists them)"
 _BELIEVED_RATES: Final = ("ring_bw_intra_gbs", "ring_bw_inter_gbs", "tree_bw_intra_gbs", "tree_bw_inter_gbs")
 
@@ -79,7 +79,7 @@ class Fabric:
         self._environment = file.environment
         self.chunks = file.chunks
         self._adapters = file.adapters
-        # What adapters are called, or a variable or a chunk size would do, has no part in what calls take without it.
+        # The id excludes parts that do not change durations by default: names of adapters, variables, chunk sizes.
         left_out = ("adapters", "environment", "chunks")
         facts = {name: getattr(file, name) for name in file.__struct_fields__ if name not in left_out}
         content = msgspec.json.encode([facts, sorted(recorded.items()), *([node.topology] if node else [])])
@@ -88,23 +88,23 @@ class Fabric:
 
     @cached_property
     def fabric_id(self) -> str:
-        """Identifies the fabric with its contents: a changed file is another fabric."""
+        """Identifies the file's content: a changed file is another fabric."""
         return f"emulated-{self.name}-{self._digest}"
 
     def id_under(self, environment: Mapping[str, str]) -> str:
-        """`fabric_id`, with those of NCCL's variables that change what collectives take here."""
+        """`fabric_id`, with those of NCCL's variables that change durations here."""
         changed = self.variables(environment)
         return "+".join([self.fabric_id, *(f"{name}={value}" for name, value in changed.items())])
 
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Those of the environment that change what collectives take here."""
+        """The variables in the environment that change durations here."""
         return {one.name: one.value for one in self._environment if environment.get(one.name) == one.value}
 
     def us_factor(self, communicator: CommunicatorClass, environment: Mapping[str, str]) -> float:
-        """How much longer calls take under these variables.
+        """The factor of these variables on durations.
 
         Raises:
-            FabricError: no communicator can be made with one of them.
+            FabricError: with one of them no communicator can be made.
         """
         factor = 1.0
         for one in self._environment:
@@ -125,16 +125,12 @@ class Fabric:
         return f"{counted(self.max_nodes, 'node')} of {counted(self.ranks_per_node, 'rank')}"
 
     def refuse_more(self, n_ranks: int) -> None:
-        """See that so many ranks fit on the fabric.
-
-        Raises:
-            FabricError: they do not.
-        """
+        """Raise FabricError if this many ranks do not fit on the fabric."""
         if n_ranks > self.max_ranks:
             raise FabricError(f"fabric {self.name} has {self.shape}, too few for {n_ranks:,} ranks", _REMEDY)
 
     def with_nodes(self, max_nodes: int) -> Fabric:
-        """This fabric with more nodes of the same kind; FabricError when the file describes no network."""
+        """This fabric with more nodes of the same kind; FabricError if the file describes no network."""
         if max_nodes > 1 and self.belief.many_nodes is None:
             raise FabricError(f"fabric {self.name} describes no network", "name a fabric of several nodes")
         larger = copy.copy(self)
@@ -150,7 +146,7 @@ class Fabric:
         return CommunicatorClass(len(ranks), self.n_nodes(ranks))
 
     def topology(self, communicator: CommunicatorClass) -> Topology:
-        """What NCCL believes for `communicator`; FabricError if it does not fit on the fabric."""
+        """The input of NCCL's cost model for `communicator`; FabricError if it does not fit on the fabric."""
         known = self._topologies.get(communicator)
         if known is not None:
             return known
@@ -167,7 +163,7 @@ class Fabric:
         terms["stated_cells"] = tuple(
             msgspec.structs.replace(cell, gbs=cell.gbs * share)
             for cell in span.stated_cells
-            if n_ranks > n_nodes or Algorithm[cell.algorithm] not in _NVLS  # multicast is within a node
+            if n_ranks > n_nodes or Algorithm[cell.algorithm] not in _NVLS  # multicast works within a node only
         )
         topology = Topology(
             n_ranks=n_ranks,
@@ -182,7 +178,7 @@ class Fabric:
         return topology
 
     def max_channels(self, communicator: CommunicatorClass) -> int:
-        """Channels a communicator has; NCCL clamps every request to it."""
+        """Channels of a communicator; NCCL clamps every request to this number."""
         return self.topology(communicator).comm_channels
 
     def truth_us(
@@ -197,18 +193,18 @@ class Fabric:
         """True time of one collective alone on the fabric, without noise.
 
         Args:
-            communicator: where it is called; with one rank it is a copy on the device.
-            algorithm: None for collectives that have none (send, all_to_all ...).
+            communicator: with one rank the collective is a copy on the device.
+            algorithm: None for collectives without one (send, all_to_all ...).
             protocol: None for the same collectives.
-            n_channels: that are asked for; fewer run when the message is small, as in NCCL.
+            n_channels: requested channels; fewer run if the message is small, as in NCCL.
             message_bytes: NCCL's nBytes, the whole buffer.
 
         Returns:
             Microseconds.
 
         Raises:
-            FabricError: the cell does not exist here.
-            ValueError: `n_channels` is outside 1 to the communicator's.
+            FabricError: the fabric does not have the cell.
+            ValueError: `n_channels` is below 1 or above the communicator's channels.
         """
         if communicator.n_ranks == 1:
             return self.compute.launch_us + self.compute.stream_us(2.0 * message_bytes)
@@ -226,7 +222,7 @@ class Fabric:
             n_channels = min(n_channels, max(1, topology.nvls_channels))
         if self.truth.follows_belief:
             return self._believed_us(topology, collective, algorithm, protocol, n_channels, message_bytes)
-        # Counting the last channel by its share keeps times rising with the bytes.
+        # The last channel counts by its share, so that durations rise with the bytes.
         n_filled = cost_model.channels_filled(collective, protocol, message_bytes, n_channels)
         curve = self._recorded.get((collective, algorithm, protocol))
         if curve is not None:
@@ -243,36 +239,36 @@ class Fabric:
         return fixed_us + us_per_byte * message_bytes / self._adapter_share(communicator)
 
     def nccl_algo(self) -> str:
-        """NCCL_ALGO that leaves out multicast for which the file has no price; "" = NCCL may choose all."""
-        unpriced = [name for algorithm, name in _NVLS.items() if not self._prices(algorithm)]
-        return f"^{','.join(unpriced)}" if unpriced else ""
+        """NCCL_ALGO without the multicast algorithms that have no durations in the file; empty: all are allowed."""
+        excluded = [name for algorithm, name in _NVLS.items() if not self._has_times(algorithm)]
+        return f"^{','.join(excluded)}" if excluded else ""
 
-    def _prices(self, algorithm: Algorithm) -> bool:
+    def _has_times(self, algorithm: Algorithm) -> bool:
         if self.truth.follows_belief:
             spans = [span for span in (self.belief.one_node, self.belief.many_nodes) if span is not None]
             stated = {cell.algorithm for span in spans for cell in span.stated_cells}
             stated |= {Algorithm.nvls.name for span in spans if span.nvls_gbs > 0}
             return algorithm not in _NVLS or algorithm.name in stated
-        return any(algorithm is priced for _, priced, *_ in (*self._cells, *self._recorded))
+        return any(algorithm is timed for _, timed, *_ in (*self._cells, *self._recorded))
 
     def sms_slowdown(self, n_channels: int) -> float:
-        """Factor >= 1 on computation while collectives hold `n_channels` channels."""
+        """Factor >= 1 on the duration of computation while collectives use `n_channels` channels."""
         held = n_channels * self.contention.sms_per_channel / self.contention.n_sms
         return 1.0 / (1.0 - min(held, 0.9))
 
     def sharing_slowdown(self, n_collectives: int) -> float:
-        """Factor >= 1 on each of `n_collectives` that overlap."""
+        """Factor >= 1 on the duration of each of `n_collectives` that overlap."""
         return 1.0 + self.contention.sharing * (max(n_collectives, 1) - 1)
 
     def memory_mb(self, communicator: CommunicatorClass, n_channels: Mapping[Algorithm, int]) -> float:
-        """Device memory held for the connected algorithms, each with so many channels."""
+        """Device memory for connected algorithms, given the channels of each."""
         return sum(
             n * memory.n_neighbours(algorithm, communicator) * self.memory.channel_mb + self.memory.algorithm_mb
             for algorithm, n in n_channels.items()
         )
 
     def describe(self) -> dict[str, str | int | float | bool]:
-        """Facts for the store and for features; `emulated` marks all results that come from this fabric."""
+        """The description for the store and for features; `emulated` marks all results from this fabric."""
         span = self._believed_span(1 if self.ranks_per_node > 1 else 2)
         return {
             "emulated": self.name,
@@ -292,19 +288,19 @@ class Fabric:
         }
 
     def cells(self, communicator: CommunicatorClass, collective: Collective) -> tuple[catalog.Cell, ...]:
-        """Cells that NCCL offers here, i.e. that are not IGNORE in its cost table."""
+        """Cells that NCCL offers here: those that are not IGNORE in its cost table."""
         table = cost_model.cost_table(self.topology(communicator), collective, 1 << 20)
         return tuple((a, p) for a in Algorithm for p in Protocol if table[a, p] != IGNORE)
 
     def _believed_span(self, n_nodes: int) -> BelievedSpan:
         span = self.belief.one_node if n_nodes == 1 else self.belief.many_nodes
-        # A fabric of one-rank nodes has single-rank communicators only inside a node, and vice versa.
+        # Only one span is described if all nodes have one rank, or if there is one node; it serves for both.
         span = span or self.belief.many_nodes or self.belief.one_node
         assert span is not None
         return span
 
     def _adapter_share(self, communicator: CommunicatorClass) -> float:
-        """Share of a node's network adapters that the communicator's ranks on it reach: each GPU has its own."""
+        """Share of a node's network adapters that the communicator's ranks use: each GPU has its own."""
         if communicator.n_nodes == 1:
             return 1.0
         return min(1.0, communicator.n_ranks / (communicator.n_nodes * self.ranks_per_node))
@@ -335,16 +331,16 @@ def names() -> tuple[str, ...]:
 
 
 def user_names() -> tuple[str, ...]:
-    """Names of the fabrics that this user has added; shipped ones come first where a name is of both."""
+    """Names of the fabrics that this user has added, without names of shipped fabrics."""
     try:
         folder = user_fabrics_dir()
-    except UserError:  # who has no home has added none
+    except UserError:  # the user has no home directory
         return ()
     return tuple(sorted({path.stem for path in folder.glob("*.toml")} - {*names()}))
 
 
 def load(name_or_path: str | Path) -> Fabric:
-    """A fabric by name, shipped or added by the user, or any fabric file by path; FabricError says what is wrong."""
+    """A fabric by name, shipped or added by the user, or any fabric file by path; FabricError if it cannot be used."""
     path = Path(name_or_path)
     if path.suffix != ".toml":
         known = dict.fromkeys(names(), FABRICS_DIR) | {name: user_fabrics_dir() for name in user_names()}
@@ -356,7 +352,7 @@ def load(name_or_path: str | Path) -> Fabric:
         path = known[str(name_or_path)] / f"{name_or_path}.toml"
     try:
         stamp = path.stat().st_mtime_ns
-    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+    except (OSError, ValueError) as error:  # ValueError: the name has a null byte
         raise FabricError(f"fabric file {str(path)!r} cannot be read: {reason(error)}", "check the path") from None
     return _load(path.resolve(), stamp)
 
@@ -372,9 +368,9 @@ def _load(path: Path, _stamp: int) -> Fabric:
     except OSError as error:
         raise FabricError(f"fabric file {path} cannot be read: {error.strerror}", "check the path") from None
     except RecursionError:
-        raise FabricError(f"fabric file {path} nests deeper than any does", "name another file") from None
-    except ValueError as error:  # also for a number of thousands of digits
-        raise FabricError(f"fabric file {path} is not TOML: {error}", "mend the line named") from None
+        raise FabricError(f"fabric file {path} is nested too deeply", "name another file") from None
+    except ValueError as error:  # also raised for a number of thousands of digits
+        raise FabricError(f"fabric file {path} is not TOML: {error}", "correct the line named") from None
     _refuse_infinities(path, raw)
     try:
         file = msgspec.convert(raw, FabricFile)
@@ -390,7 +386,7 @@ def _begin(path: Path) -> bytes:
 
 
 def _refuse_infinities(path: Path, value: object, key: str = "") -> None:
-    """TOML allows `inf` and `nan`; no machine has such numbers."""
+    """Raise FabricError for `inf` and `nan`, which TOML allows."""
     if isinstance(value, float) and not math.isfinite(value):
         raise FabricError(f"fabric file {path}: {key.lstrip('.')} = {value!r} is not finite", "give a number")
     if isinstance(value, dict):
@@ -417,7 +413,7 @@ def _points(path: Path, truth: Truth) -> Mapping[CurveKey, RecordedCurve]:
 
 
 def _node(path: Path, file: FabricFile) -> Node | None:
-    """What stands for a node of the fabric."""
+    """The machine that the file names for each of its nodes."""
     if file.machine is None:
         return None
     try:
@@ -431,7 +427,7 @@ def _node(path: Path, file: FabricFile) -> Node | None:
 
 
 def _explain(path: Path, raw: Mapping[str, Any], message: str) -> FabricError:
-    """Turns msgspec's message into one that names key, value and remedy."""
+    """The error of msgspec as one that names key, value and remedy."""
     problem, _, where = message.partition(" - at `$")
     key = where.removesuffix("`").lstrip(".")
     value: Any = raw
@@ -441,11 +437,11 @@ def _explain(path: Path, raw: Mapping[str, Any], message: str) -> FabricError:
         except (KeyError, IndexError, TypeError):
             value = None
     shown = f"{key} = {value!r}: " if key and not isinstance(value, dict) else f"{key}: " if key else ""
-    return FabricError(f"fabric file {path}: {shown}{problem}", "mend that key (docs/reference/formats.md lists them)")
+    return FabricError(f"fabric file {path}: {shown}{problem}", "correct that key (see docs/reference/formats.md)")
 
 
 def _check(path: Path, fabric: Fabric) -> None:
-    """Refuses what no machine can be: missing spans, more bandwidth than the links, missing cells."""
+    """Raise FabricError for impossible machines: missing spans, more bandwidth than the links, missing cells."""
 
     def refuse(key: str, value: object, problem: str, remedy: str) -> FabricError:
         return FabricError(f"fabric file {path}: {key} = {value!r} {problem}", remedy)
@@ -456,7 +452,7 @@ def _check(path: Path, fabric: Fabric) -> None:
     if fabric.max_nodes > 1 and belief.many_nodes is None:
         raise refuse("max_nodes", fabric.max_nodes, "needs belief.many_nodes", "add that table")
     if fabric.max_nodes > 1 and truth.inter_gbs <= 0:
-        raise refuse("truth.inter_gbs", truth.inter_gbs, "is no network", "give the node's network rate")
+        raise refuse("truth.inter_gbs", truth.inter_gbs, "is not a rate", "give the node's network rate")
     for index, cell in enumerate(truth.cells):
         key = f"truth.cells[{index}]"
         channels = [n_channels for n_channels, _ in cell.channel_factors]
@@ -482,7 +478,7 @@ def _check(path: Path, fabric: Fabric) -> None:
 
 
 def _probe_classes(fabric: Fabric) -> list[CommunicatorClass]:
-    """Small communicators of every kind the fabric has."""
+    """Small communicators of every kind that the fabric has."""
     probes = []
     if fabric.ranks_per_node > 1:
         probes.append(CommunicatorClass(2, 1))

@@ -1,4 +1,4 @@
-"""What a fabric file holds, as it is checked when it is read; docs/reference/formats.md tells what each key means."""
+"""The types of a fabric file, by which it is checked; docs/reference/formats.md explains each key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class BelievedSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Topology numbers NCCL has for communicators within a node, or across nodes."""
+    """NCCL's topology numbers for communicators within a node, or across nodes; see `cost_model.Topology`."""
 
     ring_channels: Channels
     ring_bw_intra_gbs: Positive
@@ -37,7 +37,7 @@ class BelievedSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Belief(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What NCCL thinks of the machine; see `cost_model.Topology` for the fields."""
+    """The input of NCCL's cost model; see `cost_model.Topology` for the fields."""
 
     compute_capability: Annotated[int, msgspec.Meta(ge=50, le=130)]
     type_intra: Annotated[int, msgspec.Meta(ge=0, le=11)]
@@ -48,10 +48,10 @@ class Belief(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Truth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What collectives cost; link rates bound every cell.
+    """Real durations of collectives; no cell may be faster than the links.
 
-    `follows_belief` makes NCCL's own model the truth, so that nothing is to be gained. `recorded` names a
-    CSV of measured points beside the fabric file; cells it lacks come from `cells`.
+    `follows_belief` makes NCCL's own model the truth, so that a tuner cannot gain anything. `recorded` names a CSV of
+    measured points beside the fabric file; other cells come from `cells`.
     """
 
     intra_gbs: Positive
@@ -67,7 +67,7 @@ class Truth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What computation costs on one rank."""
+    """Rates of one rank's device, for durations of computation."""
 
     tflops: Positive
     efficiency: Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -84,16 +84,16 @@ class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Contention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What collectives and computation take from one another."""
+    """How collectives and computation slow each other down."""
 
     n_sms: Count
     sms_per_channel: NotNegative
     sharing: Share
-    """0: overlapping collectives do not disturb each other; 1: they share the links evenly."""
+    """0: overlapping collectives do not slow each other down; 1: they share the links evenly."""
 
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Device memory that NCCL takes when it connects an algorithm; `nccl.memory` has NCCL's arithmetic."""
+    """Device memory that NCCL allocates when it connects an algorithm; `nccl.memory` has NCCL's arithmetic."""
 
     device_mb: Positive
     channel_mb: NotNegative
@@ -101,11 +101,11 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     algorithm_mb: NotNegative
     """Per algorithm, in addition to its channels."""
     connects: Literal["all_channels", "used_channels"] = "all_channels"
-    """True: all channels of the communicator are connected at once, as NCCL does; False: only those that are used."""
+    """Whether all of the communicator's channels are connected at once, as in NCCL, or only those that are used."""
 
 
 class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Random disturbance, a pure function of a seed and a key so that all ranks draw the same."""
+    """Random noise: a pure function of a seed and a key, so that all ranks draw the same numbers."""
 
     sigma: Annotated[float, msgspec.Meta(ge=0, le=1)]
     """Standard deviation of the logarithm of a duration."""
@@ -118,35 +118,35 @@ class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return math.exp(self.sigma * radius * math.cos(2.0 * math.pi * _uniform(seed, 2, *key)))
 
     def skew_us(self, seed: int, *key: int) -> float:
-        """Delay of one rank before one collective; put the rank into `key`."""
+        """Delay of one rank before one collective; `key` must contain the rank."""
         return -self.arrival_skew_us * math.log(_uniform(seed, 3, *key))
 
 
 class Variable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one of NCCL's variables does to collectives here."""
+    """The effect of one of NCCL's variables on collectives."""
 
     name: str
     value: str
     us_factor: Positive = 1.0
-    """How much longer calls take, below 1: shorter."""
+    """Factor on durations."""
     spans: tuple[Span, ...] = ("one_node", "many_nodes")
     fails: bool = False
-    """No communicator can be made with it."""
+    """With this value no communicator can be made."""
 
 
 class ChunkEffect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What chunk sizes that a plan names do to collectives here."""
+    """The effect of a plan's chunk sizes on collectives."""
 
     protocol: ProtocolName
     us_factors: tuple[tuple[Count, Positive], ...]
-    """(bytes of a chunk, how much longer calls take), rising in bytes; linear in between, constant outside."""
+    """(bytes of a chunk, factor on durations), rising in bytes; linear in between, constant outside."""
     spans: tuple[Span, ...] = ("one_node", "many_nodes")
 
     def us_factor(self, communicator: CommunicatorClass, setting: Candidate) -> float:
-        """How much longer calls of a setting take than with NCCL's own chunk size."""
+        """Duration of calls with this setting, relative to that with NCCL's own chunk size."""
         span = "one_node" if communicator.n_nodes == 1 else "many_nodes"
-        is_met = setting.protocol is not None and setting.protocol.name == self.protocol and span in self.spans
-        return channel_factor(self.us_factors, setting.chunk_bytes) if is_met and setting.chunk_bytes else 1.0
+        applies = setting.protocol is not None and setting.protocol.name == self.protocol and span in self.spans
+        return channel_factor(self.us_factors, setting.chunk_bytes) if applies and setting.chunk_bytes else 1.0
 
 
 class FabricFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,25 +164,24 @@ class FabricFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory: Memory
     noise: Noise
     machine: str | None = None
-    """What stands for a node when NCCL's own library decides: a described machine, or a topology file (.xml) beside
-    the fabric file."""
+    """A node's topology for NCCL's own library: a described machine, or a topology file (.xml) beside this file."""
     adapters: str = ""
-    """What Linux would tell of a node's network adapters, as `agent/machine/adapters.py` has it."""
+    """A node's network adapters, in the format of `agent/machine/adapters.py`."""
     environment: tuple[Variable, ...] = ()
-    """What the job's environment may change; all other variables change nothing."""
+    """Variables that change durations."""
     chunks: tuple[ChunkEffect, ...] = ()
-    """What chunk sizes change; NCCL's own are part of the truth."""
+    """Effects of chunk sizes other than NCCL's own."""
 
 
 def _uniform(*key: int) -> float:
-    """Uniform in (0, 1] from integers: SplitMix64's finaliser over each of them in turn."""
+    """Uniform in (0, 1] from integers: SplitMix64's finaliser, applied to one after another."""
     state = _absorb(_prefix(key[:3]), key[3:])
     return ((state >> 11) + 1) / float(1 << 53)
 
 
 @lru_cache(maxsize=4096)
 def _prefix(words: tuple[int, ...]) -> int:
-    """A run has few seeds, purposes and communicators."""
+    """The state after seed, purpose and communicator: there are few, so they are cached."""
     return _absorb(0, words)
 
 

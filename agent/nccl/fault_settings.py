@@ -1,8 +1,8 @@
-"""What ZEROTUNE_FAULTS asks for: faults injected for tests.
+"""ZEROTUNE_FAULTS: faults injected for tests.
 
-A comma-separated list of `force:RANK:SETTING` (global rank RANK runs SETTING whatever was chosen), `fail:SETTING` and
-`hang:SETTING` (collectives that run SETTING fail, or never end). A setting is `algorithm/protocol`, or
-`algorithm/protocol/n_channels` to mean one channel count only.
+A comma-separated list of `force:RANK:SETTING` (global rank RANK always runs SETTING), `fail:SETTING` and `hang:SETTING`
+(collectives that run SETTING fail, or never end). A setting is `algorithm/protocol`, or
+`algorithm/protocol/n_channels` for one channel count only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import catalog
 
 @dataclass(frozen=True)
 class Faults:
-    """Which settings go wrong."""
+    """Settings with faults."""
 
     forced: Mapping[int, Candidate] = field(default_factory=dict)
     """By global rank."""
@@ -26,10 +26,10 @@ class Faults:
 
 
 def read_faults(text: str) -> Faults:
-    """What `text` asks for; "" = none.
+    """The faults in `text`; empty: none.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: `text` has another format.
     """
     forced: dict[int, Candidate] = {}
     failing: list[Candidate] = []
@@ -57,6 +57,6 @@ def read_faults(text: str) -> Faults:
 def _setting(text: str) -> Candidate:
     words = text.split("/")
     if len(words) not in (2, 3):
-        raise ValueError(f"{text!r} is no setting")
+        raise ValueError(f"{text!r} is not a setting")
     algorithm, protocol = catalog.parse_algorithm(words[0]), catalog.parse_protocol(words[1])
     return Candidate(algorithm, protocol, int(words[2]) if len(words) == 3 else 0)

@@ -17,21 +17,21 @@ from .mock_cuda.symbols import exported_functions
 LIBRARY: Final = "libnccl.so.2"
 LIBRARY_VARIABLE: Final = "NCCL_LIBRARY"
 DISTRIBUTIONS: Final = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
-"""Packages that bring the library, the newest CUDA first."""
+"""Packages that contain the library, the newest CUDA first."""
 UNIQUE_ID_BYTES: Final = 128
 """NCCL_UNIQUE_ID_BYTES"""
 BFLOAT16, BFLOAT16_BYTES = 9, 2
-"""ncclDataType_t of what is sent, and its size."""
+"""ncclDataType_t of an element, and its size."""
 SUM, AVERAGE = 0, 4
 """ncclRedOp_t"""
 IN_PROGRESS: Final = 7
-"""ncclInProgress: a communicator that does not block goes on by itself."""
+"""ncclInProgress: a call on a non-blocking communicator continues in the background."""
 _HOST_IMMEDIATE: Final = 1
 """ncclScalarHostImmediate: the factor is read at once."""
 
 
 class NcclError(PluginError):
-    """NCCL answered with an error; `code` is its ncclResult_t."""
+    """NCCL returned an error; `code` is its ncclResult_t."""
 
     def __init__(self, function: str, code: int, text: str) -> None:
         super().__init__(f"{function} failed: {text} (ncclResult_t {code})")
@@ -39,7 +39,7 @@ class NcclError(PluginError):
 
 
 class UniqueId(ctypes.Structure):
-    """What ranks share to find each other."""
+    """The id by which ranks of a communicator find each other."""
 
     _fields_ = [("internal", ctypes.c_char * UNIQUE_ID_BYTES)]
 
@@ -52,7 +52,7 @@ class UniqueId(ctypes.Structure):
 
 
 class _Config(ctypes.Structure):
-    """ncclConfig_t as it was in 2.14, which every release takes."""
+    """ncclConfig_t of 2.14, which every later release accepts."""
 
     _fields_ = [
         ("size", ctypes.c_size_t),
@@ -63,25 +63,25 @@ class _Config(ctypes.Structure):
 
 
 def non_blocking_config() -> ctypes.Structure:
-    """Settings of a communicator whose calls do not wait: what it has come to tells ncclCommGetAsyncError."""
+    """The config of a communicator whose calls do not block; ncclCommGetAsyncError returns their result."""
     return _Config(ctypes.sizeof(_Config), 0xCAFEBEEF, 21400, 0)
 
 
 def find_libnccl() -> Path | None:
-    """The library that `NCCL_LIBRARY` names, else the one that a wheel brought; None: there is none.
+    """The library that `NCCL_LIBRARY` names, else that of a wheel; None: there is none.
 
     Raises:
         UserError: `NCCL_LIBRARY` names no file.
     """
     named = os.environ.get(LIBRARY_VARIABLE)
     if named and not Path(named).is_file():
-        raise UserError(f"{LIBRARY_VARIABLE}={named!r} is no file", f"name a {LIBRARY}")
-    # Absolute: the linker looks a bare name up elsewhere.
+        raise UserError(f"{LIBRARY_VARIABLE}={named!r} is not a file", f"name a {LIBRARY}")
+    # Absolute: the linker would look up a bare name elsewhere.
     return next((Path(path).absolute() for _, path in candidates(os.environ) if Path(path).is_file()), None)
 
 
 def candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Libraries that training may load, the likeliest first: where each comes from, and its path."""
+    """Libraries that training may load, the likeliest first: (origin, path)."""
     if named := environment.get(LIBRARY_VARIABLE):
         yield f"{LIBRARY_VARIABLE}={named}", named
     for name in DISTRIBUTIONS:
@@ -101,7 +101,7 @@ class Libnccl:
 
     def __init__(self, path: Path) -> None:
         self.path: Final = path
-        exported_functions(path)  # a file that is cut off can be loaded, and ends the process later
+        exported_functions(path)  # a truncated file could be loaded, and would crash the process later
         try:
             self.library: Final = ctypes.CDLL(str(path))
             code = ctypes.c_int()
@@ -134,11 +134,7 @@ class Libnccl:
             raise NcclError(f"nccl{function}", code, (self._error_string(code) or b"?").decode())
 
     def unique_id(self) -> bytes:
-        """A new id, for rank 0 to hand to the others.
-
-        Raises:
-            NcclError: NCCL cannot make one.
-        """
+        """A new id, which rank 0 must pass to the other ranks; NcclError."""
         made = UniqueId()
         self._check("GetUniqueId", self.library.ncclGetUniqueId(ctypes.byref(made)))
         return bytes(made)
@@ -147,8 +143,7 @@ class Libnccl:
         """Make this rank's communicator; every rank must call it.
 
         Args:
-            unique_id: what rank 0 got from `unique_id()`.
-            rank: this one, 0 to n_ranks - 1.
+            unique_id: rank 0's `unique_id()`.
 
         Raises:
             NcclError: NCCL cannot make it.
@@ -171,12 +166,11 @@ class Libnccl:
         """Call a collective on bfloat16 numbers.
 
         Args:
-            collective: which one; root is rank 0 where there is one.
-            communicator: where.
+            collective: if it has a root, that is rank 0.
             message_bytes: NCCL's nBytes: the total over ranks for all_gather and reduce_scatter.
-            buffers: addresses of what is sent and of what is received, in device memory.
-            operation: SUM or AVERAGE, where there is one.
-            stream: to put it into; None: the default stream.
+            buffers: addresses of send and receive buffer, in device memory.
+            operation: SUM or AVERAGE, for collectives that reduce.
+            stream: None: the default stream.
 
         Raises:
             NcclError: NCCL refuses the call.
@@ -201,11 +195,10 @@ class Libnccl:
         """Call a collective.
 
         Args:
-            communicator: where.
-            buffers: addresses of what is sent and of what is received.
-            operation: ncclRedOp_t, where there is one.
-            root: rank, where there is one.
-            stream: to put it into; None: the default stream.
+            buffers: addresses of send and receive buffer.
+            operation: ncclRedOp_t, for collectives that reduce.
+            root: rank, for collectives with a root.
+            stream: None: the default stream.
 
         Raises:
             NcclError: NCCL refuses the call.
@@ -224,7 +217,7 @@ class Libnccl:
         self._check(collective.name, code)
 
     def premultiplied_sum(self, datatype: int, communicator: int) -> int:
-        """A reduction that multiplies by zero before it sums: what it computes does not matter here.
+        """A reduction that multiplies by zero before it sums: its results do not matter here.
 
         Raises:
             NcclError: NCCL refuses it.
@@ -236,7 +229,7 @@ class Libnccl:
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """Calls made inside run as one group; NcclError at its end."""
+        """Calls inside the context run as one group; NcclError at its end."""
         self._check("GroupStart", self._group_start())
         try:
             yield
@@ -245,14 +238,14 @@ class Libnccl:
         self._check("GroupEnd", code)
 
     def destroy(self, communicator: int) -> None:
-        """Give a communicator up; NcclError."""
+        """Destroy a communicator; NcclError."""
         self._check("CommDestroy", self._destroy(communicator))
 
     def abort(self, communicator: int) -> None:
-        """Give a communicator up without waiting for what is under way; NcclError."""
+        """Destroy a communicator without waiting for its calls; NcclError."""
         self._check("CommAbort", self._abort(communicator))
 
     @property
     def version_text(self) -> str:
-        """The release, as people write it."""
+        """The release, such as `2.28.9`."""
         return ".".join(map(str, self.version))

@@ -1,7 +1,7 @@
-"""The plugin as Python sees it: loaded once, bound with ctypes.
+"""The plugin, loaded once and bound with ctypes.
 
-NCCL opens the same file (NCCL_TUNER_PLUGIN, NCCL_PROFILER_PLUGIN), and the dynamic loader gives it
-the same instance, so that what is set here is what `getCollInfo` reads.
+NCCL opens the same file (NCCL_TUNER_PLUGIN, NCCL_PROFILER_PLUGIN). The dynamic loader gives it the same instance, so
+that `getCollInfo` reads the values set here.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ N_CHECKPOINTS: Final = 16
 MIXED_EPOCHS: Final = 1 << 32
 NO_CALLS: Final = 2**64 - 1
 N_SPARE: Final = 8
-"""Communicators that may come while they are counted."""
+"""Room for communicators that are made between counting and reading."""
 MAX_CYCLE_CALLS: Final = 4096
-"""Calls of the longest step whose phases are told apart: two such steps fit into a communicator's log."""
+"""Calls of the longest cycle: two such steps fit into a communicator's call history."""
 
 OBSERVATION_DTYPE: Final = np.dtype(OBSERVATION_FIELDS)
 COST_DTYPE: Final = np.dtype(COST_FIELDS)
@@ -85,7 +85,7 @@ _loaded: Plugin | None = None
 
 @dataclass(frozen=True)
 class Counters:
-    """What the plugin counted since it was loaded; fields are those of `zt_counters`."""
+    """The plugin's counters since it was loaded; fields are those of `zt_counters`."""
 
     n_calls: int
     n_matched: int
@@ -112,7 +112,7 @@ def load() -> Plugin:
     """The plugin of this process, built if need be; the same object each time.
 
     Raises:
-        PluginError: it cannot be built or loaded.
+        PluginError: the plugin cannot be built or loaded.
     """
     global _loaded
     with _load_lock:
@@ -122,10 +122,10 @@ def load() -> Plugin:
 
 
 class Plugin:
-    """The loaded plugin. Setters cost well under a microsecond, take no lock, and may be called anywhere.
+    """The loaded plugin. Setters take well under a microsecond and no lock, and may be called on any thread.
 
     Raises:
-        PluginError: the library cannot be opened or is of another layout.
+        PluginError: the library cannot be opened or has another layout.
     """
 
     path: Final[Path]
@@ -134,14 +134,14 @@ class Plugin:
         self.path = path
         try:
             library = ctypes.CDLL(str(path))
-            quick = ctypes.PyDLL(str(path))  # keeps the GIL: for calls too short to be worth releasing it
+            quick = ctypes.PyDLL(str(path))  # keeps the GIL: releasing it would take longer than these calls
             version = library.zerotune_layout_version()
         except (OSError, AttributeError) as problem:
             raise PluginError(f"the tuner plugin cannot be loaded: {problem}") from problem
         if version != LAYOUT_VERSION:
             raise PluginError(f"{path} has layout {version}, this zerotune needs {LAYOUT_VERSION}; rebuild it")
         if OBSERVATION_DTYPE.itemsize != OBSERVATION_BYTES or COST_DTYPE.itemsize != COST_BYTES:
-            raise PluginError("numpy lays the plugin's records out otherwise than C")
+            raise PluginError("numpy and C lay out the plugin's records differently")
         u32, u64, f32 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_float
         pointer, count, fault = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         self._ask_chunk_sizes = _bind(quick, "ask_chunk_sizes", None, u32)
@@ -174,7 +174,7 @@ class Plugin:
         self._drain = _bind(library, "drain", count, pointer, count)
         self._drain_costs = _bind(library, "drain_costs", count, pointer, count)
         self._counters = _bind(library, "counters", None, pointer)
-        # Kept, since fresh pages on every call cost more than what is usually drained into them.
+        # Kept, since allocating fresh pages for each call costs more than draining a usual number of records.
         self._drained = np.empty(RING_RECORDS, OBSERVATION_DTYPE)
         self._drained_costs = np.empty(COST_RING_RECORDS, COST_DTYPE)
         self._next_tuner = _bind(library, "next_tuner", ctypes.c_char_p)
@@ -182,25 +182,25 @@ class Plugin:
         self._reset = _bind(library, "reset", None)
 
     def set_phase(self, phase_or_region: int) -> None:
-        """Say where in the step training is: a Phase's value, or one of the REGION_ codes."""
+        """Set the current phase: a Phase's value, or one of the REGION_ codes."""
         self._set_phase(phase_or_region)
 
     def set_step(self, step: int) -> int:
-        """A step has ended; `step` is the next one's number, as records carry it.
+        """Begin step `step`, the number that records carry from now on.
 
         Returns:
-            The epoch that the ended step's calls ran under, | MIXED_EPOCHS if there were several; 0: they ran under
-            none; NO_CALLS: there was no call.
+            The epoch under which the ended step's calls ran, | MIXED_EPOCHS if there were several; 0: no plan;
+            NO_CALLS: there was no call.
         """
         epoch: int = self._set_step(step)
         return epoch
 
     def set_memory_pressure(self, pressure: float) -> None:
-        """Device memory used over total, 0 to 1; negative = unknown."""
+        """Device memory in use over total, 0 to 1; negative: unknown."""
         self._set_memory_pressure(pressure)
 
     def set_recording(self, on: bool) -> None:
-        """Turn on or off that every decision writes a record into the ring."""
+        """Turn records of decisions on or off."""
         self._set_recording(1 if on else 0)
 
     def set_observing(self, on: bool) -> None:
@@ -208,23 +208,23 @@ class Plugin:
         self._set_observing(1 if on else 0)
 
     def set_capturing(self, on: bool) -> None:
-        """A graph is captured from now on, or not any more: NCCL's profiler must put nothing into it."""
+        """A graph's capture begins or has ended: NCCL's profiler must add nothing to the graph."""
         self._set_capturing(1 if on else 0)
 
     def set_timing_source_override(self, source: TimingSource) -> None:
-        """What kernel-channel times are reported as: `emulated` by a stand-in for NCCL, `none` = as they are."""
+        """The timing source that records report for kernel-channel times: `emulated`, or `none` for the real one."""
         self._set_timing_source_override(int(source))
 
     def ask_chunk_sizes(self, on: bool) -> None:
-        """Whether NCCL is to ask for chunk sizes, from 2.30 on; on all ranks alike, before the first communicator."""
+        """Have NCCL ask for chunk sizes, from 2.30 on; on all ranks alike, before the first communicator."""
         self._ask_chunk_sizes(1 if on else 0)
 
     def asks_chunk_sizes(self) -> bool:
-        """Whether NCCL asks for chunk sizes, where it can, as the first communicator found it settled."""
+        """Whether NCCL, if it can, asks for chunk sizes; fixed when the first communicator is made."""
         return bool(self._asks_chunk_sizes())
 
     def channels_seen(self, communicator: CommunicatorClass) -> int:
-        """Most channels a timed collective of this class ran with; 0 = none was timed."""
+        """Most channels with which a timed collective of this class ran; 0: no collective was timed."""
         return int(self._channels_seen(communicator.n_ranks, communicator.n_nodes))
 
     # ---- plans by agreement ------------------------------------------------------------------
@@ -235,16 +235,16 @@ class Plugin:
         return found[: min(self._communicators(found.ctypes.data, len(found)), len(found))]
 
     def cycle(self, owner: int, *, gathers_after_step: bool) -> bytes:
-        """The calls in the last whole step of a communicator and their phases, as CYCLE_DTYPE.
+        """The calls of a communicator's last whole step and their phases, as CYCLE_DTYPE.
 
-        Empty if they are not known, if they are too many, or if the step before had others.
+        Empty if they are unknown or too many, or if the step before had other calls.
         """
         calls = np.zeros(MAX_CYCLE_CALLS, CYCLE_DTYPE)
         n_calls = self._cycle(owner, int(gathers_after_step), calls.ctypes.data, len(calls))
         return calls[:n_calls].tobytes()
 
     def prepare(self, plan: Plan) -> None:
-        """Build each stage of `plan`; lookups go on meanwhile. `prepare_end` forgets what was not committed.
+        """Build each stage of `plan` while lookups go on. `prepare_end` frees stages that were not committed.
 
         Raises:
             PlanError: too many rows, an illegal cell or count, or overlapping ranges; nothing is prepared.
@@ -258,18 +258,18 @@ class Plugin:
             raise
 
     def prepare_end(self) -> None:
-        """The outcome is carried out on all communicators."""
+        """To be called after the outcome was carried out on all communicators."""
         self._prepare_end()
 
     def promise(self, owner: int, lead_calls: int) -> int:
-        """No call from the returned one on passes before `commit` or `release`; 0: nothing is promised."""
+        """The first call that waits until `commit` or `release`; 0: nothing is promised."""
         return int(self._promise(owner, lead_calls))
 
     def commit(self, owner: int, from_calls: Sequence[int], cycle: bytes = b"") -> bool:
-        """Put what was prepared in force.
+        """Put the prepared stages in force, each from its call in `from_calls` on.
 
         Args:
-            cycle: the calls of a step, by which phases are known.
+            cycle: the calls of a step with their phases.
 
         Returns:
             False: this rank could not follow.
@@ -283,7 +283,7 @@ class Plugin:
         return bool(self._commit(owner, call.ctypes.data, 0, None, 0) == 0)
 
     def release(self, owner: int) -> None:
-        """Nothing changes on this communicator: calls pass."""
+        """End the promise without a change: calls of this communicator pass."""
         self._release(owner)
 
     def set_patience(self, seconds: float) -> None:
@@ -291,7 +291,7 @@ class Plugin:
         self._set_patience(seconds)
 
     def waits(self) -> tuple[int, float, int]:
-        """How many calls had to wait for an outcome, the longest wait in microseconds, and how many wait now."""
+        """(calls that had to wait for an outcome, longest wait in microseconds, calls that wait now)."""
         found = (ctypes.c_uint64 * 3)()
         self._waits(ctypes.addressof(found))
         return int(found[0]), found[1] / 1e3, int(found[2])
@@ -299,7 +299,7 @@ class Plugin:
     # ---- the plan of the whole process: for tools whose ranks change it at a barrier of their own ---------------
 
     def load_plan(self, plan: Plan) -> None:
-        """Write `plan` into the inactive table; lookups go on meanwhile. `flip` makes it active.
+        """Write `plan` into the inactive table while lookups go on. `flip` makes it active.
 
         Raises:
             PlanError: too many rows, an illegal cell or count, or overlapping ranges; nothing has changed.
@@ -320,15 +320,15 @@ class Plugin:
             at = [bool(each) for each in legal].index(False)
             raise PlanError(
                 f"illegal plan row {at + 1}: {_describe(plan.rows[at])}: NCCL has no such setting for this collective",
-                "mend the row or leave it out",
+                "correct the row or leave it out",
             )
         if fault == -4:
             raise PlanError("the plan names more than 256 shapes of communicators", "leave out those not in use")
         if fault != 0:
-            raise PlanError(f"the plan of epoch {plan.epoch} finds no memory")
+            raise PlanError(f"there is no memory for the plan of epoch {plan.epoch}")
 
     def flip(self, epoch: int) -> bool:
-        """Make the loaded plan active; False when it is not of this epoch or was replaced. Under 1 µs."""
+        """Make the loaded plan active; False if it is not of this epoch or was replaced. Takes under 1 µs."""
         return bool(self._flip(epoch) == 0)
 
     def active_epoch(self) -> int:
@@ -336,21 +336,18 @@ class Plugin:
         return int(self._active_epoch())
 
     def drain(self, max_records: int = RING_RECORDS) -> NDArray[np.void]:
-        """Oldest records first, at most `max_records`, as an array of OBSERVATION_FIELDS.
-
-        For one consumer: while another thread drains, this returns nothing.
-        """
+        """New records, the oldest first, as an array of OBSERVATION_FIELDS; empty while another thread drains."""
         return _taken(self._drain, self._drained, max_records)
 
     def drain_costs(self, max_records: int = COST_RING_RECORDS) -> NDArray[np.void]:
-        """Live cost tables not seen yet, as an array of COST_FIELDS."""
+        """New live cost tables, as an array of COST_FIELDS."""
         return _taken(self._drain_costs, self._drained_costs, max_records)
 
     def counters(self) -> Counters:
         """Counts since the plugin was loaded, over all communicators of this process."""
         counts = _CounterFields()
         self._counters(ctypes.byref(counts))
-        # A list: of a generator Python makes a tuple that its free list takes in, yet never gives out.
+        # A list, not a generator: CPython would grow its free list with each tuple made of a generator.
         return Counters(*[int(getattr(counts, name)) for name in Counters.__dataclass_fields__])
 
     def n_dropped(self) -> int:
@@ -362,7 +359,7 @@ class Plugin:
         return self.counters().n_calls
 
     def passages(self) -> Passages:
-        """What was seen to run while observing, by how it came to run."""
+        """Calls that were seen to run while observing, by kind."""
         sums = (ctypes.c_uint64 * (4 * len(PassageKind)))()
         self._passages(ctypes.addressof(sums))
         kinds = []
@@ -388,12 +385,12 @@ class Plugin:
         return int(self._profiler_abi())
 
     def next_tuner(self) -> str:
-        """What the tuner calls itself that is asked before ours; empty: there is none, or no communicator yet."""
+        """The name of the chained tuner, which is asked first; empty: there is none, or no communicator yet."""
         name: bytes = self._next_tuner()
         return name.decode(errors="replace")
 
     def next_profiler(self) -> str:
-        """What the profiler beside ours calls itself; empty: there is none, or no communicator yet."""
+        """The name of the chained profiler; empty: there is none, or no communicator yet."""
         name: bytes = self._next_profiler()
         return name.decode(errors="replace")
 
@@ -402,7 +399,7 @@ class Plugin:
         return LAYOUT_VERSION
 
     def reset(self) -> None:
-        """Forget plans, records, counters, shared state and the history of communicators: for tests."""
+        """For tests: clear plans, records, counters, shared state and the history of communicators."""
         self._reset()
 
 
@@ -414,12 +411,12 @@ def _bind(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
 
 
 def pack_cycle(cycle: bytes) -> bytes:
-    """`cycle` for travelling: layers repeat themselves, and thousands of ranks send theirs."""
+    """`cycle` compressed for the store, to which thousands of ranks send their cycles."""
     return zlib.compress(cycle, 1) if cycle else b""
 
 
 def unpack_cycle(packed: bytes) -> bytes:
-    """What `pack_cycle` packed; empty if `packed` is damaged or too long, on all ranks alike."""
+    """The cycle of `pack_cycle`; empty if `packed` is damaged or too long, on all ranks alike."""
     most_bytes = MAX_CYCLE_CALLS * CYCLE_DTYPE.itemsize
     try:
         cycle = zlib.decompressobj().decompress(packed, most_bytes + 1)
@@ -445,11 +442,7 @@ def _describe(row: PlanRow) -> str:
 
 
 def _plan_rows(rows: Sequence[PlanRow]) -> NDArray[np.void]:
-    """Rows as PLAN_ROW_DTYPE.
-
-    Raises:
-        PlanError: a number that C's types cannot hold.
-    """
+    """Rows as PLAN_ROW_DTYPE; raises PlanError for a number that C's types cannot hold."""
     table = np.zeros(len(rows), PLAN_ROW_DTYPE)
     for i, row in enumerate(rows):
         shape = row.communicator

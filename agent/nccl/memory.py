@@ -1,10 +1,10 @@
-"""Device memory that NCCL takes for connections, by the arithmetic of its sources, and as its library takes it.
+"""Device memory that NCCL allocates for connections, by the arithmetic of its sources.
 
-A connection to one neighbour has, per channel, a buffer for each protocol. What an algorithm shares with one that is
-connected already is taken once, so predictions are the most that it can be. NCCL from 2.22 on connects an algorithm at
-its first use, for *all* channels of the communicator (`ncclTransportRingConnect` and its siblings in
-src/transport/generic.cc loop over `comm->nChannels`): how many channels a later call uses changes nothing. What can be
-saved is an algorithm that is never used, or channels when the communicator is made.
+A connection to one neighbour has, per channel, a buffer for each protocol. An algorithm may share buffers with another
+one that is connected already, so predictions are upper bounds. NCCL from 2.22 on connects an algorithm at its first
+use, for *all* channels of the communicator (`ncclTransportRingConnect` and its siblings in src/transport/generic.cc
+loop over `comm->nChannels`). So the channel count of a later call changes nothing. A job saves memory only if it never
+uses an algorithm, or if its communicators are made with fewer channels.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ LL128_BYTES: Final = 120 * 640 * STEPS * 8
 SIMPLE_BYTES: Final = 4 << 20
 """NCCL_BUFFSIZE's default (1 MiB on Arm)."""
 BLOCK_BYTES: Final = 2 << 20
-"""What device memory is handed out in."""
+"""The unit in which device memory is allocated."""
 NVLS_BYTES: Final = (128 << 10) * STEPS
-"""nvlsChunkSize times steps, for each head, direction and channel."""
+"""nvlsChunkSize times steps, per head, direction and channel."""
 
 
 def n_neighbours(algorithm: Algorithm, communicator: CommunicatorClass) -> int:
-    """Ranks that a rank in the middle exchanges data with under `algorithm`, counting both ways as one."""
+    """Connections of an inner rank under `algorithm`; both directions to a neighbour count as one."""
     n_nodes, per_node = communicator.n_nodes, -(-communicator.n_ranks // communicator.n_nodes)
     if algorithm in (Algorithm.tree, Algorithm.nvls_tree):
-        # Between nodes a parent and two children, within a node a chain.
+        # A parent and two children between nodes, a chain within a node.
         return min(communicator.n_ranks - 1, _nodes_beside(n_nodes) + (1 if per_node > 1 else 0))
     if algorithm is Algorithm.pat:
         return 2 * max(1, (n_nodes - 1).bit_length())
@@ -38,17 +38,11 @@ def n_neighbours(algorithm: Algorithm, communicator: CommunicatorClass) -> int:
 
 
 def channel_bytes(algorithm: Algorithm, communicator: CommunicatorClass) -> int:
-    """The most device memory that one channel of an algorithm takes on one rank.
+    """The most device memory that one channel of an algorithm takes on one rank, in bytes.
 
-    Over NVLink or PCIe the receiver holds the buffers (the sender holds Simple's instead where it is read
-    from), and the sender a block for where both are. Over a network both ends do, LL's but on the receiving side only.
-
-    Args:
-        communicator: whose ranks are connected. The network is taken to reach GPU memory: else (sockets) buffers are in
-            host memory.
-
-    Returns:
-        Bytes.
+    Over NVLink or PCIe the receiver has the buffers, and the sender a block for both ends' positions. If the receiver
+    reads from the sender, Simple's buffer is at the sender. Over a network both ends have buffers, but LL's is at the
+    receiver only. The network is assumed to reach GPU memory; else (sockets) buffers are in host memory.
     """
     received = _in_blocks(LL_BYTES + LL128_BYTES + SIMPLE_BYTES)
     within_node = received + BLOCK_BYTES
@@ -66,23 +60,16 @@ def channel_bytes(algorithm: Algorithm, communicator: CommunicatorClass) -> int:
 
 
 def connection_mb(algorithm: Algorithm, communicator: CommunicatorClass, n_channels: int) -> float:
-    """The most device memory that connecting an algorithm takes, on one rank.
-
-    Returns:
-        10^6 bytes.
-    """
+    """The most device memory that connecting an algorithm takes on one rank."""
     return n_channels * channel_bytes(algorithm, communicator) / 1e6
 
 
 def channels_within(limit_mb: float, channel_mb: float | None = None, fixed_mb: float = 0.0) -> int:
-    """Most channels of a communicator whose ring fits into a limit.
+    """Most channels of a communicator whose ring fits into a limit, at least 1.
 
     Args:
         limit_mb: device memory that the ring may take, 10^6 bytes.
-        channel_mb: of one channel, a fabric's figure; None: what NCCL takes over a network.
-
-    Returns:
-        At least 1; 64 where channels cost nothing.
+        channel_mb: memory of one channel; None: NCCL's over a network.
     """
     if channel_mb is None:
         channel_mb = connection_mb(Algorithm.ring, CommunicatorClass(2, 2), 1)
@@ -94,5 +81,5 @@ def _in_blocks(n_bytes: int) -> int:
 
 
 def _nodes_beside(n_nodes: int) -> int:
-    """Nodes that a node exchanges data with in a tree; 1: there is one node, whose ranks are a chain."""
+    """Neighbours of a node in a tree; 1 for a single node, whose ranks are a chain."""
     return min(3, max(1, n_nodes - 1))

@@ -1,7 +1,8 @@
-"""Places for plugins: NCCL has one for a tuner and one for a profiler.
+"""NCCL's variables for plugins: one names a tuner, one a profiler.
 
-Ours goes there, and what was named before is written down for it: our library opens that and asks it first. What NCCL
-would have found by itself it finds by NCCL's rules (`plugin/next/library.c`).
+They name zerotune's plugin instead of the user's, whose name is kept in other variables. zerotune's plugin loads the
+user's plugin as the *next* plugin of a chain, and asks it first. If the user has named none, it searches for one by
+NCCL's own rules (`plugin/next/library.c`).
 """
 
 from __future__ import annotations
@@ -19,76 +20,77 @@ if TYPE_CHECKING:
     from .library import Plugin
 
 MAX_CONF_BYTES: Final = 2**20
-"""Of a file that says what NCCL is set to."""
-_OURS: Final = (Path(PLUGIN.file).name, "zerotune")
+"""Limit of a file with NCCL's settings."""
+_ZEROTUNE_NAMES: Final = (Path(PLUGIN.file).name, "zerotune")
 
 
 @dataclass(frozen=True)
-class Place:
-    """One of NCCL's two, by its variable."""
+class PluginKind:
+    """NCCL's tuner or profiler."""
 
     variable: str
+    """NCCL's variable."""
     next_variable: str
-    """What our library reads: the other's path or name, empty where NCCL searches by itself."""
+    """The variable with the next plugin's path or name; empty: search by NCCL's rules."""
 
 
-TUNER: Final = Place("NCCL_TUNER_PLUGIN", "ZEROTUNE_NEXT_TUNER")
-PROFILER: Final = Place("NCCL_PROFILER_PLUGIN", "ZEROTUNE_NEXT_PROFILER")
+TUNER: Final = PluginKind("NCCL_TUNER_PLUGIN", "ZEROTUNE_NEXT_TUNER")
+PROFILER: Final = PluginKind("NCCL_PROFILER_PLUGIN", "ZEROTUNE_NEXT_PROFILER")
 
 
-def named(place: Place, environment: Mapping[str, str]) -> str:
-    """The other plugin that the user has named for `place`: a path, a name, STATIC_PLUGIN or none; empty: nothing."""
-    value = environment.get(place.variable)
+def user_plugin(kind: PluginKind, environment: Mapping[str, str]) -> str:
+    """The plugin that the user has named for `kind`: a path, a name, STATIC_PLUGIN or none; empty: no name."""
+    value = environment.get(kind.variable)
     if value is None:
-        value = _configured(environment).get(place.variable, "")
-    return value if Path(value).name not in _OURS else environment.get(place.next_variable, "")
+        value = _configured(environment).get(kind.variable, "")
+    return value if Path(value).name not in _ZEROTUNE_NAMES else environment.get(kind.next_variable, "")
 
 
-def take_places(environment: MutableMapping[str, str], ours: str, *, searches: bool) -> None:
-    """Put our plugin where NCCL looks for a tuner and a profiler, and write down whose places those were.
+def set_variables(environment: MutableMapping[str, str], name: str, *, searches: bool) -> None:
+    """Name zerotune's plugin as NCCL's tuner and profiler, and keep the names of the user's plugins.
 
     Args:
-        ours: path or name of our library.
-        searches: what NCCL would find without being told a name is asked, too.
+        name: path or name of zerotune's plugin.
+        searches: also ask plugins that NCCL would find without a name.
     """
-    for place in (TUNER, PROFILER):
-        other = named(place, environment)
+    for kind in (TUNER, PROFILER):
+        other = user_plugin(kind, environment)
         if other or searches:
-            environment[place.next_variable] = other
-        environment[place.variable] = ours
+            environment[kind.next_variable] = other
+        environment[kind.variable] = name
 
 
-def give_back(environment: MutableMapping[str, str]) -> None:
-    """Where ours cannot be loaded after all, NCCL is to load what it would have loaded."""
-    for place in (TUNER, PROFILER):
-        if Path(environment.get(place.variable, "")).name not in _OURS:
+def restore_variables(environment: MutableMapping[str, str]) -> None:
+    """Undo `set_variables`, if zerotune's plugin cannot be loaded."""
+    for kind in (TUNER, PROFILER):
+        if Path(environment.get(kind.variable, "")).name not in _ZEROTUNE_NAMES:
             continue
-        other = environment.pop(place.next_variable, "")
-        del environment[place.variable]
+        other = environment.pop(kind.next_variable, "")
+        del environment[kind.variable]
         if other:
-            environment[place.variable] = other
+            environment[kind.variable] = other
 
 
-def others(environment: Mapping[str, str]) -> Iterator[tuple[Place, str]]:
-    """Places for which another plugin is named, and its name."""
-    for place in (TUNER, PROFILER):
-        if (name := named(place, environment)) and name.lower() != "none":
-            yield place, name
+def user_plugins(environment: Mapping[str, str]) -> Iterator[tuple[PluginKind, str]]:
+    """(kind, name) of each plugin that the user has named."""
+    for kind in (TUNER, PROFILER):
+        if (name := user_plugin(kind, environment)) and name.lower() != "none":
+            yield kind, name
 
 
-def left_out(environment: Mapping[str, str], plugin: Plugin) -> Iterator[str]:
-    """Each plugin that is named, and was not to be had or speaks no interface of this NCCL: its variable and value."""
+def unloaded(environment: Mapping[str, str], plugin: Plugin) -> Iterator[str]:
+    """`VARIABLE=name` of each named plugin that could not be loaded, or has no interface that this NCCL supports."""
     loaded = {
         TUNER: plugin.tuner_abi() == 0 or plugin.next_tuner(),
         PROFILER: plugin.profiler_abi() == 0 or plugin.next_profiler(),
     }
-    for place, name in others(environment):
-        if not loaded[place]:
-            yield f"{place.variable}={name}"
+    for kind, name in user_plugins(environment):
+        if not loaded[kind]:
+            yield f"{kind.variable}={name}"
 
 
 def _configured(environment: Mapping[str, str]) -> dict[str, str]:
-    """What NCCL's files say, which it heeds where the environment says nothing. The user's comes first."""
+    """The settings in NCCL's files, which apply if the environment has none. The user's file comes first."""
     user_file = environment.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
     found: dict[str, str] = {}
     for path in (user_file, "/etc/nccl.conf"):

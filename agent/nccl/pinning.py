@@ -1,4 +1,4 @@
-"""What NCCL_ALGO and NCCL_PROTO leave to a collective, as NCCL reads them: before any tuner is asked."""
+"""The algorithms and protocols that NCCL_ALGO and NCCL_PROTO allow; NCCL reads them before it asks a tuner."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from . import catalog
 
 PINNING: Final = ("NCCL_ALGO", "NCCL_PROTO")
 NEEDED: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
-"""What FSDP and ZeRO run."""
+"""Collectives of FSDP and ZeRO."""
 
 _Member = TypeVar("_Member", bound=IntEnum)
 
 
 def unserved(environment: Mapping[str, str]) -> tuple[Collective, ...]:
-    """Collectives of sharded training for which the user's settings leave no algorithm on any machine.
+    """Collectives of sharded training for which the user's settings allow no algorithm on any machine.
 
-    Gradients are averaged, as FSDP does: that leaves fewer algorithms to reduce_scatter than sums do.
+    Gradients are averaged, as in FSDP: reduce_scatter has fewer algorithms for averages than for sums.
 
     Raises:
-        UserError: a setting names what does not exist.
+        UserError: a setting has an unknown name.
     """
     collnet = environment.get("NCCL_COLLNET_ENABLE") == "1"
     found = []
@@ -40,10 +40,10 @@ def unserved(environment: Mapping[str, str]) -> tuple[Collective, ...]:
 
 
 def allowed_cells(environment: Mapping[str, str], collective: Collective) -> frozenset[tuple[Algorithm, Protocol]]:
-    """What the user's settings leave to `collective`, whether or not NCCL has it.
+    """Cells that the user's settings allow for `collective`, whether or not NCCL has them.
 
     Raises:
-        UserError: a setting names what does not exist.
+        UserError: a setting has an unknown name.
     """
     algorithms = allowed(environment.get("NCCL_ALGO", ""), collective, Algorithm, catalog.parse_algorithm)
     protocols = allowed(environment.get("NCCL_PROTO", ""), collective, Protocol, catalog.parse_protocol)
@@ -53,19 +53,16 @@ def allowed_cells(environment: Mapping[str, str], collective: Collective) -> fro
 def allowed(
     text: str, collective: Collective, members: type[_Member], parse: Callable[[str], _Member]
 ) -> frozenset[_Member]:
-    """What one of the user's settings leaves to a collective.
+    """Members that one of the user's settings allows for a collective.
 
     Args:
-        text: the setting: a list, `^` and what to leave out, or by function (`ring;allreduce:tree`).
-        collective: parts for other functions do not count.
-        members: all that there is, `Algorithm` or `Protocol`.
-        parse: a member by its name, as NCCL spells it.
-
-    Returns:
-        Those members that are allowed.
+        text: the setting: a list, `^` with a list of exclusions, or by function (`ring;allreduce:tree`).
+        collective: parts of `text` for other functions do not count.
+        members: `Algorithm` or `Protocol`.
+        parse: returns a member by NCCL's name.
 
     Raises:
-        UserError: it names what does not exist.
+        UserError: `text` has an unknown name.
     """
     left = frozenset(members)
     for part in filter(None, (part.strip() for part in text.split(";"))):

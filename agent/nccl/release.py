@@ -1,4 +1,4 @@
-"""Which library is emulated: NCCL's or RCCL's release, and what of it a plugin can tell."""
+"""The emulated release of NCCL or RCCL, and its differences that a plugin can see."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ DEFAULT: Final = "2.28.9"
 
 _TUNER_ABIS: Final = (((2, 30), 6), ((2, 28), 5), ((2, 24), 4), ((2, 22), 3), ((2, 21), 2))
 _PROFILER_ABIS: Final = (((2, 31), 7), ((2, 29), 6), ((2, 28), 5), ((2, 27), 4), ((2, 26), 3))
-"""Older ones tell no times of kernels."""
+"""Older profiler ABIs report no times of kernels."""
 
 
 class Release(NamedTuple):
-    """A release; versions compare as tuples. RCCL, AMD's fork, carries the number of the NCCL it follows."""
+    """A release; versions compare as tuples. RCCL, AMD's fork, has the number of the NCCL release that it follows."""
 
     version: tuple[int, ...]
     is_rccl: bool = False
@@ -25,27 +25,27 @@ class Release(NamedTuple):
 
     @property
     def tuner_abi(self) -> int:
-        """Newest version of the tuner interface that it looks for."""
+        """Newest version of the tuner ABI that it supports."""
         return _newest(_TUNER_ABIS, self.version)
 
     @property
     def profiler_abi(self) -> int:
-        """Newest version of the profiler interface that it looks for; 0 = none that tells times of kernels."""
+        """Newest version of the profiler ABI that it supports; 0: none with times of kernels."""
         return _newest(_PROFILER_ABIS, self.version)
 
     @property
     def n_algorithms(self) -> int:
-        """Rows of the cost table: PAT came with 2.23."""
+        """Rows of the cost table: 2.23 added PAT."""
         return 7 if self.version >= (2, 23) else 6
 
     @property
     def profiler_prefix(self) -> str:
-        """A profiler's file name up to its short name; tuners are libnccl-tuner-* in NCCL and RCCL."""
+        """Prefix of a profiler's file name; that of tuners is libnccl-tuner in NCCL and RCCL."""
         return "librccl-profiler" if self.is_rccl else "libnccl-profiler"
 
     @property
     def has_symmetric_kernels(self) -> bool:
-        """Whether buffers can be registered, so that their collectives do not ask the tuner."""
+        """Whether collectives on registered buffers do not ask the tuner."""
         return not self.is_rccl and self.version >= (2, 27)
 
     @property
@@ -55,7 +55,7 @@ class Release(NamedTuple):
 
     @property
     def checks_tuner(self) -> bool:
-        """Whether it checks that the cell a tuner names exists on this machine."""
+        """Whether it checks that a tuner's cell exists on this machine."""
         return self.version >= (2, 22)
 
     @property
@@ -65,10 +65,10 @@ class Release(NamedTuple):
 
 
 def release(environment: Mapping[str, str]) -> Release:
-    """What `ZEROTUNE_NCCL_VERSION` names: "2.27.7", or "rccl-2.27.7".
+    """The release that `ZEROTUNE_NCCL_VERSION` names: "2.27.7", or "rccl-2.27.7".
 
     Raises:
-        UserError: it names none.
+        UserError: it is not a release.
     """
     text = environment.get("ZEROTUNE_NCCL_VERSION") or DEFAULT
     number = text.lower().removeprefix("rccl-")
@@ -78,7 +78,8 @@ def release(environment: Mapping[str, str]) -> Release:
         version = ()
     if len(version) < 2 or version < (2, 21):
         raise UserError(
-            f"ZEROTUNE_NCCL_VERSION={text!r} is no NCCL release from 2.21 on", "say 2.28.9 or rccl-2.27.7, for example"
+            f"ZEROTUNE_NCCL_VERSION={text!r} is not an NCCL release from 2.21 on",
+            "say 2.28.9 or rccl-2.27.7, for example",
         )
     return Release(version, text.lower().startswith("rccl-"))
 

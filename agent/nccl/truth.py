@@ -1,9 +1,8 @@
-"""How long collectives really take on an emulated fabric: α-β terms per cell, or recorded points.
+"""Real durations of collectives on an emulated fabric: α-β terms per cell, or recorded points.
 
 A cell's time is `base + hops * latency + n_channels * channel_us + wire_bytes / bandwidth(n_channels)`.
 `wire_bytes` and bandwidths follow nccl-tests' bus convention, so that bandwidths compare with link rates.
-Bandwidth grows with channels until the link saturates; `channel_factors` bend that curve where hardware
-does (several peaks are allowed).
+Bandwidth grows with channels until the link saturates. `channel_factors` modify that curve; several peaks are allowed.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CollectiveName = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcas
 Span = Literal["one_node", "many_nodes"]
 
 MAX_POINT_BYTES: Final = 1 << 50
-"""Message bytes of a measured point: a petabyte, beyond any device memory, and exact as a float."""
+"""Limit of a measured point's message bytes: a pebibyte, more than any device memory, and exact as a float."""
 _SATURATION: Final = 4.0
 """Sharpness of the bend between channel-limited and link-limited bandwidth."""
 
@@ -43,9 +42,9 @@ class TruthCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spans: tuple[Span, ...]
     base_us: Positive
     channel_gbs: Positive
-    """Bus bandwidth that one channel carries."""
+    """Bus bandwidth of one channel."""
     limit_gbs: Positive
-    """Bus bandwidth where more channels stop helping."""
+    """Bus bandwidth that more channels cannot exceed."""
     collectives: tuple[CollectiveName, ...] = ("all_gather", "reduce_scatter", "all_reduce")
     intra_us: NotNegative = 0.0
     """Latency of a hop inside a node."""
@@ -66,11 +65,7 @@ class TruthCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The part of a collective's time that does not depend on its bytes.
 
         Args:
-            communicator: where it is called.
-            n_channels: that run; the last may count by its share of traffic.
-
-        Returns:
-            Microseconds.
+            n_channels: channels that run; the last may count by its share of traffic.
         """
         n_intra, n_inter = hops(communicator, collective, Algorithm[self.algorithm])
         hops_us = n_intra * self.intra_us + n_inter * self.inter_us
@@ -91,14 +86,9 @@ def channel_factor(factors: ChannelFactors, n_channels: float) -> float:
 
 
 def hops(communicator: CommunicatorClass, collective: Collective, algorithm: Algorithm) -> tuple[int, int]:
-    """How often data is passed on, one after another, until a collective is done.
+    """Number of consecutive hops of a collective: (inside a node, between nodes).
 
-    Args:
-        communicator: where it is called.
-        algorithm: a ring passes from rank to rank, the others over log2(nodes) levels between nodes.
-
-    Returns:
-        (inside a node, between nodes).
+    A ring hops from rank to rank; other algorithms have log2(nodes) levels between nodes.
     """
     n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes
     passes = 2 if collective is Collective.all_reduce else 1
@@ -131,16 +121,12 @@ class RecordedCurve(NamedTuple):
     duration_us: tuple[float, ...]
 
     def time_us(self, collective: Collective, n_ranks: int, message_bytes: float, factor: float) -> float:
-        """Time on another number of ranks than the recorded one: more steps, or fewer, of as many bytes each.
+        """Time on any number of ranks: another number than the recorded one changes the number of steps.
 
         Args:
-            collective: broadcast and reduce send all bytes in each step and take as long on any number of ranks.
+            collective: broadcast and reduce send all bytes in each step, so they take as long on any number of ranks.
             message_bytes: NCCL's nBytes, the whole buffer.
-            factor: of the bandwidth, up to 1 with fewer channels than recorded; time that is not limited by bandwidth
-                stays.
-
-        Returns:
-            Microseconds.
+            factor: on the bandwidth; below 1 it slows down only times that bandwidth limits.
         """
         steps_ratio = (n_ranks - 1) / (self.n_ranks - 1)
         step_bytes = message_bytes * self.n_ranks / n_ranks
@@ -171,9 +157,8 @@ POINT_COLUMNS: Final = ("collective", "algorithm", "protocol", "n_ranks", "messa
 def read_points(lines: Iterable[str]) -> Mapping[CurveKey, RecordedCurve]:
     """Curves from CSV with `POINT_COLUMNS`; several points of one size are averaged.
 
-    Times are made non-decreasing in bytes: where a measured time drops, the smaller message takes the
-    larger one's time (noise of the recording, never a property of the fabric). Raises ValueError or
-    KeyError on malformed rows.
+    Times are made non-decreasing in bytes: if a larger message was faster, its time counts for the smaller one, since
+    the difference is noise. Raises ValueError or KeyError on malformed rows.
     """
     cells: dict[CurveKey, dict[int, list[float]]] = {}
     n_ranks_of: dict[CurveKey, int] = {}
@@ -197,7 +182,7 @@ def _curve(n_ranks: int, points: Mapping[int, Sequence[float]]) -> RecordedCurve
 
 
 class Line(NamedTuple):
-    """Time of one setting as a straight line in the message's bytes."""
+    """A setting's time as a linear function of the message's bytes."""
 
     fixed_us: float
     us_per_byte: float
@@ -205,15 +190,10 @@ class Line(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def line(cell: TruthCell, communicator: CommunicatorClass, collective: Collective, n_channels: float) -> Line:
-    """Time of a cell as a line over the message's bytes.
+    """A cell's time as a linear function of the message's bytes.
 
     Args:
-        cell: algorithm and protocol, with their true rates and latencies.
-        communicator: where it is called.
-        n_channels: that run; the last may count by its share of traffic.
-
-    Returns:
-        Fixed microseconds, and microseconds per byte.
+        n_channels: channels that run; the last may count by its share of traffic.
     """
     share = wire_share(communicator, collective)
     return Line(cell.fixed_us(communicator, collective, n_channels), share / (1000.0 * cell.gbs(n_channels)))

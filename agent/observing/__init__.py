@@ -1,1 +1,1 @@
-"""What this rank saw: the plugin's rings in blocks, device memory, trace files."""
+"""This rank's observations: the plugin's rings in blocks, device memory, trace files."""

@@ -1,11 +1,10 @@
 """Memory pressure: how much of the device's memory is in use, 0 to 1.
 
-NCCL allocates from the driver, so it cannot have the memory that torch has reserved and does not use: it counts as in
-use. Its share is reported by itself, since the user can give it up.
+NCCL allocates from the driver, so it cannot use memory that torch has reserved: that counts as in use. The share that
+torch has reserved but does not use is reported separately, since the user can release it.
 
-On a GPU the device's own count (NVML, else torch); on the CPU the cgroup's limit if there is one,
-else this process's resident memory against the machine's. Sampled on another thread than training, except once when a
-rank joins its job: nothing is tried before the pressure is known.
+On a GPU the device's memory counts (by NVML, else torch). On the CPU the cgroup's limit counts if there is one, else
+this process's resident memory against the machine's. The training thread never samples it.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """How full a device is; both sample it now."""
+    """Functions that sample how full a device is."""
 
     pressure: Callable[[], float | None]
     """Memory in use over total; None: unknown."""
     cached_share: Callable[[], float] = lambda: 0.0
-    """Of the total: what torch has reserved and does not use."""
+    """Share of the total that torch has reserved and does not use."""
 
 
 def device_memory_here() -> DeviceMemory:
-    """Of this process's device."""
+    """Samples this process's device."""
     if not torch.cuda.is_available():
         return DeviceMemory(cpu_source(CGROUP_ROOT))
     device = torch.cuda.current_device()
@@ -49,7 +48,7 @@ def _gpu_source(device: int) -> Callable[[], float | None]:
         import pynvml
 
         pynvml.nvmlInit()
-        # NVML counts physical GPUs, torch those left visible: the UUID names the same one in both.
+        # NVML numbers all GPUs, torch only the visible ones: the UUID is the same in both.
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
@@ -59,7 +58,7 @@ def _gpu_source(device: int) -> Callable[[], float | None]:
 
         sample()
         return sample
-    except Exception:  # no NVML, a MIG slice, a vGPU: torch asks the driver itself
+    except Exception:  # there is no NVML, or the device is a MIG slice or a vGPU: torch asks the driver
 
         def sample() -> float | None:
             free, total = torch.cuda.mem_get_info(device)
@@ -69,7 +68,7 @@ def _gpu_source(device: int) -> Callable[[], float | None]:
 
 
 def cpu_source(cgroup: Path) -> Callable[[], float | None]:
-    """Memory pressure where there is no GPU: of the control group below `cgroup`, else of the machine."""
+    """Memory pressure without a GPU: of the control group below `cgroup`, else of the machine."""
     for used_file, limit_file in (
         (cgroup / "memory.current", cgroup / "memory.max"),
         (cgroup / "memory/memory.usage_in_bytes", cgroup / "memory/memory.limit_in_bytes"),

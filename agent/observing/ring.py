@@ -1,4 +1,4 @@
-"""From the plugin's rings to messages for the daemon, in blocks; runs on the channel's thread."""
+"""Turns the plugin's rings into messages for the daemon, in blocks; runs on the channel's thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ...store import wire
 from ...store.records.passages import Passages
 from ...store.wire import FLAG_TIMED
-from ..daemon_link.cost_book import CostBook
+from ..daemon_link.cost_table_cache import CostTableCache
 from ..nccl.library import COST_RING_RECORDS, RING_RECORDS
 from ..steps.step_queue import StepQueue
 
@@ -24,11 +24,10 @@ Message = tuple[wire.AgentMessage, Any]
 
 
 class RecordDrain:
-    """Collects what one rank reports.
+    """Collects one rank's reports.
 
-    Rank 0 sends every record, since the daemon reads the stage fingerprint off its sequence of
-    decisions; the others send timed records only. `log`, if given, sees every record and step.
-    The first collection includes what was in rings and queue before. Of two threads that collect at once one gets all.
+    Rank 0 sends every record, since the daemon derives the stage fingerprint from its sequence of calls. Other ranks
+    send timed records only. `log`, if given, gets every record and step.
     """
 
     def __init__(
@@ -38,24 +37,24 @@ class RecordDrain:
         rank: int,
         queue: StepQueue,
         log: TraceLog | None = None,
-        costs: CostBook | None = None,
+        costs: CostTableCache | None = None,
     ) -> None:
         self._rings = rings
         self._job_id = job_id
         self._rank = rank
         self._log = log
         self._queue = queue
-        # One for all blocks: numpy keeps a freed array of each size below 1 KiB, and blocks have all of these sizes.
+        # One array for all blocks: numpy caches freed arrays of each size below 1 KiB, and blocks have all these sizes.
         self._mask = np.empty(RING_RECORDS, np.bool_)
         self._passages = Passages()
         self._collecting = threading.Lock()
-        self.costs = costs or CostBook()
+        self.costs = costs or CostTableCache()
         self.cached_share = 0.0
-        """Of device memory: what torch has reserved and does not use."""
+        """Share of device memory that torch has reserved and does not use."""
 
     def collect(self, patience_s: float = 0.0) -> list[Message]:
-        """Everything new since the last call, oldest first; nothing if another thread collects for so long."""
-        if not self._collecting.acquire(timeout=patience_s):  # the channel's thread may outlive what is waited for it
+        """Everything new since the last call, oldest first; nothing if another thread collects for `patience_s`."""
+        if not self._collecting.acquire(timeout=patience_s):  # at exit the channel's thread may still collect
             return []
         try:
             return self._collect()
@@ -75,11 +74,11 @@ class RecordDrain:
             if self._rank != 0:
                 np.not_equal(np.bitwise_and(block["flags"], FLAG_TIMED, out=mask.view(np.uint8)), 0, out=mask)
                 block = block[mask]
-        # NCCL shows a table before it records the call, so reading in this order gives every call its table. Tables
-        # are sent first, so that nothing is tried that NCCL does not offer.
-        shown = self._rings.drain_costs(COST_RING_RECORDS)
+        # The plugin writes a call's cost table before its record, so reading in this order gets every call's table.
+        # Tables are sent first, so that the daemon never tries a cell that NCCL does not offer.
+        new_costs = self._rings.drain_costs(COST_RING_RECORDS)
         if self._rank == 0:
-            self.costs.add(shown)
+            self.costs.add(new_costs)
             costs = self.costs.unsent()
             if len(costs):
                 messages.append((wire.CostTables(self._job_id, self._rank, len(costs)), costs.tobytes()))

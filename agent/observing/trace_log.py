@@ -1,8 +1,7 @@
 """Writes a rank's observations and steps to a trace file (store/trace_format.py has the format).
 
-Called by the drain thread only, never by the training thread. Nothing here raises: the first thing
-that goes wrong is logged, the file is cut back to its last whole member, and what comes later is
-counted as lost.
+Called by the drain thread only, never by the training thread. Nothing here raises. At the first error, which is logged,
+the file is truncated to its last whole member, and later records count as lost.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ _log = logging.getLogger("zerotune")
 RECORD_DTYPE: Final = np.dtype(OBSERVATION_FIELDS)
 STEP_DTYPE: Final = np.dtype(STEP_FIELDS)
 MAX_BLOCK_RECORDS: Final = 16384
-"""One member holds at most this many records, a megabyte before packing."""
+"""Largest number of records in one member, a megabyte before packing."""
 FLUSH_INTERVAL_S: Final = 1.0
-"""Records that have waited longer than this are written: kill -9 loses about a second at most."""
+"""Records that have waited longer than this are written: `kill -9` loses about a second at most."""
 
 
 class TraceLog:
-    """One trace file in `directory`, created at once and only ever appended to."""
+    """One trace file in `directory`, created at once and then only appended to."""
 
     def __init__(
         self,
@@ -163,7 +162,7 @@ class TraceLog:
 
 
 def _create(directory: Path, stem: str) -> tuple[int, Path]:
-    """A new file: a restarted rank never appends to, or replaces, an earlier trace. It tells of the model."""
+    """A new file: a restarted rank never appends to, or replaces, an earlier trace. It describes the model: 0600."""
     attempt = 0
     while True:
         suffix = f".{attempt}" if attempt else ""
@@ -183,7 +182,7 @@ def _columns(block: np.ndarray[Any, Any]) -> dict[str, bytes]:
 
 
 def _byte_planes(column: np.ndarray[Any, Any]) -> bytes:
-    """The lowest byte of every value, then the next one, and so on."""
+    """The lowest byte of every value, then the next byte of every value, and so on."""
     values = np.ascontiguousarray(column)
     return values.view(np.uint8).reshape(len(values), -1).T.tobytes()
 

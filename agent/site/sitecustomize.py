@@ -1,6 +1,6 @@
 """Python runs this at start-up, since `zerotune launch` put its folder on PYTHONPATH.
 
-It does what our `.pth` file does, for a Python that finds zerotune on PYTHONPATH instead of in site-packages. A
+It replaces zerotune's `.pth` file for a Python that finds zerotune on PYTHONPATH instead of in site-packages. A
 sitecustomize of the user's further along the path still runs.
 """
 
@@ -21,11 +21,11 @@ def _run(spec: importlib.machinery.ModuleSpec | None) -> None:
 
 def _shadowed() -> importlib.machinery.ModuleSpec | None:
     entries = [os.path.abspath(entry or os.getcwd()) for entry in sys.path]
-    behind = entries[entries.index(_HERE) + 1 :] if _HERE in entries else []  # one before ours has run, and found us
+    behind = entries[entries.index(_HERE) + 1 :] if _HERE in entries else []  # an earlier one has run this file
     return importlib.machinery.PathFinder.find_spec("sitecustomize", behind)
 
 
-# By its file: what is wrong with this Python's zerotune is said when torch is there, and only then.
+# Loaded by its path: an error in this Python's zerotune must not show before the script imports torch.
 if "ZEROTUNE_LAUNCH" in os.environ and "zerotune.agent.bootstrap" not in sys.modules:
     _bootstrap = os.path.join(os.path.dirname(_HERE), "bootstrap.py")
     _run(importlib.util.spec_from_file_location("zerotune_bootstrap", _bootstrap))

@@ -1,1 +1,1 @@
-"""Where training steps begin and end, and what is kept of each."""
+"""Detects and times training steps, and keeps the latest."""

@@ -1,8 +1,8 @@
 """The training clock: when steps end on the device, and how much communication was exposed until then.
 
-The host enqueues work and runs ahead. So the end of a step is *noted* by the host, and read once the device has reached
-it: events of CUDA with the real NCCL, the virtual clock with the emulated one, so that emulated figures are the same on
-any machine. Without a device of its own it is the machine's clock.
+The host enqueues work and runs ahead of the device. So the host *notes* the end of a step, and reads its time after the
+device has reached it. With the real NCCL notes are CUDA events. The emulated NCCL has a virtual clock, so that its
+figures are the same on any machine. Without a device the machine's clock counts.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 MAX_UNDERWAY: Final = 64
-"""Steps by which a host may run ahead of what is timed: launch queues are full much sooner."""
+"""Steps by which a host may run ahead of the latest timed step: launch queues fill up much sooner."""
 
 
 class Instant(Protocol):
     """A point in the device's time."""
 
-    def has_come(self) -> bool:
-        """The device has reached it."""
+    def is_reached(self) -> bool:
+        """Whether the device has reached it."""
 
     def us_since(self, earlier: Any) -> float:
-        """Microseconds since another one of this clock, if both have come; NaN if the two cannot be compared."""
+        """Microseconds since an earlier instant that was reached; NaN if the two cannot be compared."""
 
     def exposed_since(self, earlier: Any) -> float | None:
-        """Communication that computation had to wait for since then; None: unknown."""
+        """Exposed communication since then, in microseconds; None: unknown."""
 
 
 class TrainingClock(Protocol):
-    """Tells the time of this rank's training."""
+    """The clock of this rank's training."""
 
-    is_trainings: bool
-    """Only the thread that trains may read what it has noted."""
+    training_thread_only: bool
+    """Whether only the training thread may read its instants."""
 
     def note(self) -> Instant | None:
-        """The end of all that is enqueued now, by the thread that trains; None if that cannot be told."""
+        """The end of all work enqueued by now; called by the training thread. None: it cannot be known."""
 
 
 def _at_once() -> bool:
@@ -45,28 +45,28 @@ def _at_once() -> bool:
 
 
 class Reading(NamedTuple):
-    """What a clock showed."""
+    """An `Instant` of a clock that can be read at once."""
 
     now_us: float
     exposed_us: float | None = None
     """Cumulated."""
-    has_come: Callable[[], bool] = _at_once
+    is_reached: Callable[[], bool] = _at_once
 
     def us_since(self, earlier: Reading) -> float:
         """Microseconds since another reading of this clock."""
         return self.now_us - earlier.now_us
 
     def exposed_since(self, earlier: Reading) -> float | None:
-        """Communication that computation had to wait for since then; None: unknown."""
+        """Exposed communication since then; None: unknown."""
         if self.exposed_us is None or earlier.exposed_us is None:
             return None
         return self.exposed_us - earlier.exposed_us
 
 
 class WallClock:
-    """The machine's monotonic clock; it cannot tell exposed communication."""
+    """The machine's monotonic clock; it does not know exposed communication."""
 
-    is_trainings = False
+    training_thread_only = False
 
     def note(self) -> Reading:
         """Now."""
@@ -74,15 +74,15 @@ class WallClock:
 
 
 class DeviceReading(Reading):
-    """What an emulated device's clock showed: never compared with the machine's."""
+    """A reading of the emulated device's clock, which is never compared with the machine's."""
 
     __slots__ = ()
 
 
 class VirtualClock:
-    """The emulated device's clock, as far behind the host as the emulation was told to be."""
+    """The emulated device's clock; its instants are reached as many steps later as the emulation is set to lag."""
 
-    is_trainings = False
+    training_thread_only = False
 
     def __init__(self) -> None:
         from ..nccl.emulated.device import clock
@@ -91,27 +91,27 @@ class VirtualClock:
         self._n_noted = 0
 
     def note(self) -> DeviceReading:
-        """What the compute stream shows; it has come so many steps later."""
+        """A reading of the compute stream, which is reached `host_ahead` steps later."""
         device, self._n_noted = self._device.current(), self._n_noted + 1
         now_us, exposed_us = device.reading()
         known_us = exposed_us if device.is_exposure_known else None
         if not device.host_ahead:
             return DeviceReading(now_us, known_us)
-        comes_at = self._n_noted + device.host_ahead
-        return DeviceReading(now_us, known_us, lambda: self._n_noted >= comes_at)
+        reached_at = self._n_noted + device.host_ahead
+        return DeviceReading(now_us, known_us, lambda: self._n_noted >= reached_at)
 
 
 class DeviceEvent(Protocol):
     """The part of `torch.cuda.Event` that is needed."""
 
     def record(self) -> None:
-        """It comes when all that is enqueued on the current stream has run."""
+        """Enqueue the event on the current stream."""
 
     def query(self) -> bool:
-        """It has come. Never waits."""
+        """Whether it was reached. Never waits."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds until another one that has come, too."""
+        """Milliseconds until another event that was reached."""
 
 
 class Cuda(Protocol):
@@ -134,15 +134,15 @@ class EventInstant(NamedTuple):
     device: int
     event: DeviceEvent
 
-    def has_come(self) -> bool:
-        """The device has reached it; never, if the device has failed. Not asked while a graph is captured."""
+    def is_reached(self) -> bool:
+        """Whether the device has reached it; False after a device error or while a graph is captured."""
         try:
             return not self.cuda.is_current_stream_capturing() and self.event.query()
         except RuntimeError:
             return False
 
     def us_since(self, earlier: EventInstant) -> float:
-        """Microseconds since another one; NaN if it is another device's."""
+        """Microseconds since an earlier event; NaN if that is on another device."""
         if self.device != earlier.device:
             return math.nan
         try:
@@ -151,17 +151,17 @@ class EventInstant(NamedTuple):
             return math.nan
 
     def exposed_since(self, _: EventInstant) -> None:
-        """Unknown: no wait is seen."""
+        """Unknown: CUDA events do not show waits."""
 
 
 class EventClock:
-    """Notes events on the current stream, by turns of a fixed number for each device: in steady state none is made.
+    """Records events on the current stream. It reuses a fixed number for each device: in steady state none is created.
 
-    It belongs to the thread that trains, which also reads the events: a query by any other thread would break a graph
-    that this one captures. Nothing here ever waits for the device.
+    Only the training thread uses it: a query by another thread would break a graph that the training thread captures.
+    Nothing here ever waits for the device.
     """
 
-    is_trainings = True
+    training_thread_only = True
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
@@ -175,7 +175,7 @@ class EventClock:
                 return None
             device = self._cuda.current_device()
             events = self._events.get(device)
-            if events is None:  # two more than wait to be read: what the oldest began with, and the next one
+            if events is None:  # two more than may be unread: the begin of the oldest unread step, and the next event
                 made = [self._cuda.Event(enable_timing=True) for _ in range(MAX_UNDERWAY + 2)]
                 events = self._events[device] = [EventInstant(self._cuda, device, event) for event in made]
             instant = events[self._n_noted % len(events)]
@@ -187,6 +187,6 @@ class EventClock:
 
 
 def device_clock() -> TrainingClock:
-    """CUDA's events if this process uses CUDA by now, else the machine's clock."""
+    """An `EventClock` if this process uses CUDA by now, else the machine's clock."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     return EventClock(cuda) if cuda is not None and cuda.is_initialized() else WallClock()

@@ -1,4 +1,4 @@
-"""Says where there is no plugin which steps exchanged something: of a job on the emulated NCCL alone."""
+"""Finds which steps exchanged something, in a job on the emulated NCCL without the plugin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..nccl.library import NO_CALLS
 
 
 class EmulatedCalls:
-    """Stands for the plugin, so that steps are cut as they are with the agent."""
+    """Replaces the plugin as a `StepCounter`, so that steps are counted as with the agent."""
 
     def __init__(self) -> None:
         self._n_calls = 0
@@ -18,7 +18,7 @@ class EmulatedCalls:
         return 0 if self._n_calls > n_before else NO_CALLS
 
     def set_observing(self, on: bool) -> None:
-        """Nothing is observed."""
+        """Does nothing: calls are not timed."""
 
     def set_capturing(self, on: bool) -> None:
-        """Nor put into a graph."""
+        """Does nothing: calls are not timed."""

@@ -1,4 +1,4 @@
-"""Which calls are replays of captured graphs: NCCL chose when they were captured, and is not asked again."""
+"""Counts calls in replayed graphs: NCCL asked the tuner when they were captured, and does not ask again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class GraphCalls:
     """Counts calls that ran in replayed graphs. Used by the training thread.
 
     Args:
-        n_calls: how many collectives NCCL has been asked to choose for.
+        n_calls: returns for how many collectives NCCL has asked the tuner.
     """
 
     def __init__(self, n_calls: Callable[[], int]) -> None:
         self._n_calls = n_calls
         self._n_before = 0
         self._held: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        """Calls that a graph holds."""
+        """Number of calls in each graph."""
         self.n_captured = 0
         self.n_replayed = 0
 
@@ -37,6 +37,6 @@ class GraphCalls:
 
     @property
     def share(self) -> float:
-        """Of the calls that ran, 0 to 1."""
+        """Share of the calls that ran in replayed graphs, 0 to 1."""
         n_ran = self._n_calls() - self.n_captured + self.n_replayed
         return self.n_replayed / n_ran if n_ran else 0.0

@@ -1,13 +1,16 @@
 """Step boundaries and regions of the step, from torch's own hooks: O(1) Python per step.
 
 A *boundary* is the end of the first optimizer step after gradients were computed: by `backward`, by `autograd.grad`, or
-by a graph that is replayed. So several optimizers that step after one backward make one boundary. If an optimizer
-steps inside backward, the boundary is the end of that backward; if a graph holds the step, it is the end of a replay.
+by a replayed graph. So several optimizers that step after one backward make one boundary. If an optimizer steps inside
+backward, the boundary is the end of that backward. If a graph contains the step, the boundary is the end of a replay.
 
-A *region* says where in the step the program is: forward, backward (inside autograd's engine, but for
-`autograd.grad`), after_backward (until the optimizer's step: DeepSpeed's ZeRO-1 reduces its gradients here; with
-gradient accumulation the next forward is here, too) or step (inside an optimizer's `step`, unless a closure computes
-the gradients there).
+A *region* is the part of the step in which the program is:
+
+- forward;
+- backward: inside autograd's engine, except for `autograd.grad`;
+- after_backward: until the optimizer's step. DeepSpeed's ZeRO-1 reduces its gradients here. With gradient accumulation
+  the next forward is here, too;
+- step: inside an optimizer's `step`, unless a closure computes the gradients there.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ class Region(IntEnum):
 class StepHooks:
     """Calls `on_region` when the region changes, `on_boundary` at each step boundary, and `on_replay` with each graph.
 
-    `on_capture` is told which graph, and whether its capture begins or has ended. All run on the training thread and
-    must not raise.
+    `on_capture` is called with a graph, and with True when its capture begins or False when it has ended. All run on
+    the training thread and must not raise.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class StepHooks:
         self._on_capture = on_capture
         self._backward_depth = 0
         self._has_stepped_inside = False
-        self._gradients_ever = False
+        self._had_gradients = False
         self._gradients_since_boundary = False
         self._compiled_step_ended = False
         self._captured: Any = None
@@ -63,31 +66,31 @@ class StepHooks:
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """Register with torch; `remove` takes everything back."""
+        """Register with torch; `remove` undoes it."""
         for handle in (
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ):
             self._undo.append(handle.remove)
-        # The engine is what `backward`, `autograd.grad` and Megatron's own backward have in common.
+        # `backward`, `autograd.grad` and Megatron's own backward all use the engine.
         self._replace(Variable, "_execution_engine", _watched_engine(self))
         for kind in _graph_kinds():
             self._watch_graphs(kind)
 
     def remove(self) -> None:
-        """Leave torch as it was found."""
+        """Restore torch."""
         while self._undo:
             self._undo.pop()()
 
     def step_ended(self) -> None:
-        """The script says that a step ends here; ignored where the end of this step was seen already."""
-        self._settle_compiled_step()
+        """The script reports that a step ends here; ignored if the end of this step was seen already."""
+        self._end_compiled_step()
         self._end_step()
 
     # ---- gradients -------------------------------------------------------------------------------
 
     def _enter_backward(self) -> None:
-        self._settle_compiled_step()
+        self._end_compiled_step()
         # Reentrant activation checkpointing calls backward inside backward.
         if self._backward_depth == 0:
             self._on_region(Region.backward)
@@ -97,23 +100,23 @@ class StepHooks:
         self._backward_depth -= 1
         if self._backward_depth:
             return
-        self._gradients_came()
+        self._note_gradients()
         self._on_region(Region.after_backward)
         if self._has_stepped_inside:
             self._has_stepped_inside = False
             self._end_step()
 
-    def _gradients_came(self) -> None:
-        self._settle_compiled_step()
-        self._gradients_ever = self._gradients_since_boundary = True
+    def _note_gradients(self) -> None:
+        self._end_compiled_step()
+        self._had_gradients = self._gradients_since_boundary = True
 
     # ---- optimizers ------------------------------------------------------------------------------
 
     def _before_step(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             return
-        # An optimizer may step inside backward (optimizer-in-backward): the region stays backward. With a closure
-        # (Lightning's trainer always has one) forward and backward run inside the step, and it stays what it was.
+        # If an optimizer steps inside backward (optimizer-in-backward), the region stays backward. With a closure
+        # (Lightning's trainer always has one) forward and backward run inside the step: the region does not change.
         has_closure = any(map(callable, (*args[1:], *kwargs.values())))
         if self._backward_depth == 0 and not has_closure:
             self._on_region(Region.step)
@@ -131,13 +134,13 @@ class StepHooks:
         else:
             self._end_step()
 
-    def _settle_compiled_step(self) -> None:
+    def _end_compiled_step(self) -> None:
         if self._compiled_step_ended:
             self._compiled_step_ended = False
             self._end_step()
 
     def _end_step(self) -> None:
-        if self._gradients_since_boundary or not self._gradients_ever:
+        if self._gradients_since_boundary or not self._had_gradients:
             self._gradients_since_boundary = False
             self._on_boundary()
         self._on_region(Region.forward)
@@ -165,8 +168,8 @@ class StepHooks:
         def replay(graph: Any) -> None:
             run(graph)
             self._on_replay(graph)
-            # It may hold no backward. That does not matter: what counts is the step that follows.
-            self._gradients_came()
+            # A graph without a backward does no harm: only the next optimizer step makes a boundary.
+            self._note_gradients()
             if graph in self._graphs_with_step:
                 self._end_step()
 
@@ -186,14 +189,14 @@ class StepHooks:
 
 def _watched_engine(hooks: StepHooks) -> Any:
     class Engine(torch._C._ImperativeEngine):
-        """Autograd's engine; torch and Dynamo know it by its class."""
+        """Autograd's engine; torch and Dynamo check its base class."""
 
         def run_backward(self, *args: Any, **kwargs: Any) -> Any:
             if not kwargs.get("accumulate_grad", True):  # autograd.grad
                 try:
                     return super().run_backward(*args, **kwargs)
                 finally:
-                    hooks._gradients_came()
+                    hooks._note_gradients()
             hooks._enter_backward()
             try:
                 return super().run_backward(*args, **kwargs)

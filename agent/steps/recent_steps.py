@@ -1,4 +1,4 @@
-"""The latest steps, and what they save against NCCL's own choice, for those who watch."""
+"""The latest steps, and the time they save against NCCL's own choice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RecentSteps:
     """Written by the training thread, read by any other.
 
     Args:
-        is_control: whether steps of an epoch are those of a control window.
+        is_control: whether an epoch is a control window.
     """
 
     def __init__(self, is_control: Callable[[int], bool] = lambda _: False) -> None:
@@ -51,16 +51,16 @@ class RecentSteps:
         return median(one.duration_us for one in latest) if latest else None
 
     def epochs(self) -> Counter[int]:
-        """How many of the steps that are kept ran under which plan, 0: under none."""
+        """Number of kept whole steps by the epoch of their plan; 0: no plan."""
         return Counter(one.epoch for one in _copied(self._latest) if one.is_whole)
 
     def saved(self) -> Saved | None:
-        """What steps save against NCCL's own choice, by control windows; None while these are too few."""
+        """Time saved against NCCL's own choice, from control windows; None while these are too few."""
         return self._side_by_side.saved()
 
 
 def _copied(steps: deque[StepRecord]) -> list[StepRecord]:
-    """A copy, though another thread appends; empty in the unlikely case that it never stands still."""
+    """A copy, though another thread appends; empty in the unlikely case that it changes during each of four tries."""
     for _ in range(4):
         try:
             return list(islice(steps, N_KEPT))

@@ -1,6 +1,6 @@
-"""What the training thread leaves for the channel's: steps that ended, plans that came into force.
+"""Ended steps and adopted plans, which the training thread queues for the channel's thread.
 
-It fills from the first step on, while the ranks still meet. Bounded, and what finds no room is counted.
+The queue fills from the first step on, before the job's start is agreed. It is bounded, and dropped steps are counted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ...store.records import StepRecord
 Item = TypeVar("Item")
 
 MAX_QUEUED: Final = 4096
-"""When more steps wait, the oldest are dropped."""
+"""If more steps wait, the oldest are dropped."""
 
 
 class StepQueue:
@@ -32,7 +32,7 @@ class StepQueue:
         self._steps.append(step)
 
     def lose(self) -> None:
-        """A step has ended, and nobody can say how long it took."""
+        """A step has ended whose time is unknown."""
         self.n_lost += 1
 
     def adopt(self, epoch: int, step: int) -> None:
@@ -40,11 +40,11 @@ class StepQueue:
         self._adopted.append((epoch, step))
 
     def take_steps(self) -> list[StepRecord]:
-        """Those that ended since the last call, oldest first."""
+        """Steps that ended since the last call, oldest first."""
         return _taken(self._steps)
 
     def take_adopted(self) -> list[tuple[int, int]]:
-        """(epoch, step) of the plans that came into force since the last call, oldest first."""
+        """(epoch, step) of the plans adopted since the last call, oldest first."""
         return _taken(self._adopted)
 
 

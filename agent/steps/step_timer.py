@@ -1,8 +1,8 @@
-"""Times this rank's steps and says which plan their calls ran under.
+"""Times this rank's steps, and reports the plan under which their calls ran.
 
-Where a step ends the training thread only notes it. A step is told once the device has reached its end, which may be
-some steps later, with the plan under which its own calls were enqueued. Optimizer steps that exchange nothing (local
-SGD, DiLoCo) are part of the next one that does: the round is what repeats.
+At the end of a step the training thread only notes an instant of the training clock. The step is reported once the
+device has reached that instant, which may be some steps later. Optimizer steps that exchange nothing (local SGD,
+DiLoCo) are part of the next step that does.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from ..nccl.library import MIXED_EPOCHS, NO_CALLS
 from .clock import MAX_UNDERWAY, Instant, TrainingClock, WallClock
 
 ALWAYS: Final = sys.maxsize
-"""Steps in which calls are timed if they always are."""
+"""Number of steps that stands for all steps."""
 
 
 class StepCounter(Protocol):
     """The part of `zerotune.agent.nccl.library.Plugin` that steps need."""
 
     def set_step(self, step: int) -> int:
-        """A step has ended: the epoch that its calls ran under."""
+        """Begin step `step`; returns the epoch under which the calls of the previous step ran."""
 
     def set_observing(self, on: bool) -> None:
         """Turn timed records on or off."""
 
     def set_capturing(self, on: bool) -> None:
-        """A graph is captured from now on, or not any more."""
+        """A graph's capture begins or has ended."""
 
 
 class _End(NamedTuple):
-    """Where the host has ended a step."""
+    """The end of a step on the host."""
 
     step: int
     epoch: int
@@ -46,11 +46,11 @@ class _End(NamedTuple):
 
 
 class StepTimer:
-    """`finish` belongs to the thread on which steps end: training's, or the session's own if nobody sees steps.
+    """Only one thread calls `finish`: the training thread, or the session's if steps are not seen.
 
     Args:
         plugin: counts steps; None: they are only timed.
-        on_lost: is called for each step whose time is not known.
+        on_lost: called for each step whose time is unknown.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class StepTimer:
         self._on_lost = on_lost
         self.clock: TrainingClock = WallClock()
         self.sees_all_calls = True
-        """NCCL is asked at each call. It is not if a graph is replayed."""
+        """False after a graph was replayed: NCCL does not ask the tuner for calls in graphs."""
         self.pressure: float | None = None
         self._noted: deque[_End] = deque()
-        self._telling = threading.Lock()
+        self._reporting = threading.Lock()
         self._last: _End | None = None
-        """The newest one that is known to have come."""
+        """The newest end that the device has reached; None: unknown."""
         self._epoch = 0
         self._n_observed = 0
         self._has_called = False
@@ -77,7 +77,7 @@ class StepTimer:
         """Number of the step under way; 0 before the first end of a step."""
 
     def count_by(self, counter: StepCounter) -> None:
-        """Say of a process without a plugin, too, which steps exchange something."""
+        """Count with `counter`, in a process without a plugin."""
         self._plugin = counter
 
     def observe(self, n_steps: int) -> None:
@@ -86,7 +86,7 @@ class StepTimer:
         self._set_observing()
 
     def capture(self, is_on: bool) -> None:
-        """While a graph is captured no call is timed: for that NCCL would put work into the graph for good."""
+        """No call is timed while a graph is captured: NCCL would add the timing work to the graph for good."""
         if self._plugin is not None:
             self._plugin.set_capturing(is_on)
 
@@ -95,7 +95,7 @@ class StepTimer:
             self._plugin.set_observing(self._n_observed > 0)
 
     def finish(self, *, is_step: bool = True) -> None:
-        """A step has been enqueued, or an interval has ended in a job whose steps are not seen."""
+        """A step was enqueued, or an interval has ended in a job whose steps are not seen."""
         ran_under = NO_CALLS if self._plugin is None else self._plugin.set_step(self.step + 1)
         is_mixed = False
         if ran_under != NO_CALLS:
@@ -107,43 +107,43 @@ class StepTimer:
                 return
             is_step = False
         if len(self._noted) >= MAX_UNDERWAY:
-            self.settle()
-        if len(self._noted) < MAX_UNDERWAY:  # else an event that is not read yet would be taken again
+            self.report_ended()
+        if len(self._noted) < MAX_UNDERWAY:  # else the clock would reuse an event that is not read yet
             whole = is_step and not is_mixed
             self._noted.append(_End(self.step, self._epoch, self.clock.note(), self.pressure, whole))
         else:
             self._on_lost()
         self.step += 1
-        if self.clock.is_trainings:
-            self.settle()
+        if self.clock.training_thread_only:
+            self.report_ended()
         if self._n_observed:
             self._n_observed -= 1
             if self._n_observed == 0:
                 self._set_observing()
 
-    def tell(self) -> None:
-        """`settle` for any other thread; if only training's may read the clock, that one does it."""
-        if not self.clock.is_trainings:
-            self.settle()
+    def report_from_other_thread(self) -> None:
+        """`report_ended` from another thread; does nothing if only the training thread may read the clock."""
+        if not self.clock.training_thread_only:
+            self.report_ended()
 
-    def settle(self, *, is_last: bool = False) -> None:
-        """Tell the steps whose ends the device has reached by now; never waits for it.
+    def report_ended(self, *, is_last: bool = False) -> None:
+        """Report the steps whose ends the device has reached by now; never waits for it.
 
         Args:
-            is_last: those that it has not reached are given up.
+            is_last: drop the steps whose ends it has not reached.
         """
-        with self._telling:
+        with self._reporting:
             while self._noted:
                 end = self._noted[0]
-                has_come = end.instant is None or end.instant.has_come()
-                if not (has_come or is_last):
+                is_reached = end.instant is None or end.instant.is_reached()
+                if not (is_reached or is_last):
                     return
                 self._noted.popleft()
-                began, self._last = self._last, end if has_come else None
+                began, self._last = self._last, end if is_reached else None
                 if end.step:
-                    self._tell_step(began, end)
+                    self._report_step(began, end)
 
-    def _tell_step(self, began: _End | None, end: _End) -> None:
+    def _report_step(self, began: _End | None, end: _End) -> None:
         duration_us, exposed_us = math.nan, None
         if began is not None and began.step == end.step - 1 and self._last is end:
             since, now = began.instant, end.instant

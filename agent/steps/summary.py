@@ -1,4 +1,4 @@
-"""The run summary: one JSON file by rank 0 with every step's time, for before-and-after reports."""
+"""The run summary: a JSON file with every step's time, which rank 0 writes for before-and-after reports."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class SummaryWriter:
         self._rank = 0
 
     def describe(self, fabric: str | None, n_ranks: int, rank: int = 0) -> None:
-        """Set what the run uses.
+        """Describe the run.
 
         Args:
             fabric: name of the emulated fabric; None: the real NCCL.
-            rank: of the process group; in processes of `mp.spawn` the environment does not say it.
+            rank: of the process group; processes of `mp.spawn` do not have it in their environment.
         """
         self._fabric = fabric
         self._n_ranks = n_ranks
@@ -36,9 +36,9 @@ class SummaryWriter:
         self._steps.append(step)
 
     def write(self, job_id: str = "") -> None:
-        """Write the file, on rank 0 only; a process that never joined a job (torchrun itself) writes none.
+        """Write the file, on rank 0 only; a process that never joined a job (torchrun itself) writes no file.
 
-        `job_id` is the daemon's name for the run; none where it was not told of it.
+        `job_id` is the daemon's name for the run; empty: no daemon knows the run.
 
         Raises:
             OSError: the path cannot be written.

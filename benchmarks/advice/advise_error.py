@@ -4,7 +4,7 @@ published_runs.csv has the runs with their sources, published_runs.py the rule b
 `--fit` chooses the constants anew, by the other half. Peaks of memory, where runs state them, are compared too, beside
 DeepSpeed's estimator.
 
-Run: python -m benchmarks advise_error [--runs] [--fit] [--quick] [--json]
+Run: python -m benchmarks advise_error [--fit] [--quick] [--json]
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from statistics import median, quantiles
 from typing import Final
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.advice.published_runs import PublishedRun, published_runs
 from benchmarks.lib.reporting import Result, options_of, report
@@ -167,7 +165,6 @@ def fit(runs: list[PublishedRun], say: Callable[[str], None]) -> Constants:
 def main() -> None:
     """Predict, compare, report."""
     parser = options_of(__doc__, quick="is always quick; for scripts that run all benchmarks")
-    parser.add_argument("--runs", action="store_true", help="show every run")
     parser.add_argument("--fit", action="store_true", help="choose the constants anew by the runs not set aside")
     options = parser.parse_args()
     runs = published_runs()
@@ -175,15 +172,6 @@ def main() -> None:
     if options.fit:
         constants = fit([run for run in runs if not run.is_set_aside], lambda line: print(line, file=sys.stderr))
         print(constants, file=sys.stderr)
-    if options.runs:
-        table = Table("run", "set aside", "unit", "published", "ours", "error", "GB", "ours", "DeepSpeed's")
-        for run in runs:
-            ours = predicted_value(run, constants)
-            table.add_row(
-                run.name, "yes" if run.is_set_aside else "", run.unit, f"{run.value:,.0f}", f"{ours:,.0f}",
-                f"{ours / run.value - 1:+.1%}", *_memories(run, constants),
-            )  # fmt: skip
-        Console(width=140, stderr=options.json).print(table)
     report("advise_error", results(runs, constants), as_json=options.json)
 
 
@@ -229,12 +217,6 @@ def _comparison_results(aside: list[PublishedRun], seen: list[PublishedRun], con
         Result("held_out_comparisons_in_range_share", within, "share", ">= 0.9"),
         Result("held_out_comparisons", len(held_out), "pairs"),
     ]
-
-
-def _memories(run: PublishedRun, constants: Constants) -> list[str]:
-    if not run.memory_gb:
-        return ["", "", ""]
-    return [f"{gb:.1f}" for gb in (run.memory_gb, predicted_memory_gb(run, constants), deepspeeds_memory_gb(run))]
 
 
 def results(runs: list[PublishedRun], constants: Constants = DEFAULT) -> list[Result]:

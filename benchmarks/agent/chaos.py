@@ -1,7 +1,7 @@
 """Training while all around it breaks: daemons killed, stopped, imitated; garbage, full disks, odd clocks, dead ranks.
 
-    python -m benchmarks chaos [--minutes M] [--quick] [--ranks N] [--nodes 2 | --daemons N] [--jobs J ...]
-        [--events E ...] [--deaths N] [--seed S] [--json]
+    python -m benchmarks chaos [--minutes M] [--quick] [--nodes 2] [--jobs J ...] [--events E ...] [--deaths N]
+        [--seed S] [--json]
 
 Two jobs, one under FSDP2 and one under our runtime, train on the emulated NCCL with one daemon for both, under
 torchrun. All along an event drawn by chance befalls the daemon, its store's disk, a clock or a rank. Then the same
@@ -40,7 +40,6 @@ import contextlib
 import math
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -70,8 +69,8 @@ WARM_UP_STEPS: Final = 5
 
 
 @contextlib.contextmanager
-def runs(folder: Path, arguments: argparse.Namespace, *, with_agent: bool) -> Iterator[list[Chaos]]:
-    """All daemons at once, each with its jobs; nothing of them is left afterwards.
+def begun(folder: Path, arguments: argparse.Namespace, *, with_agent: bool) -> Iterator[Chaos]:
+    """Daemons with their jobs; nothing of them is left afterwards.
 
     Raises:
         UserError: two nodes cannot be had.
@@ -79,49 +78,34 @@ def runs(folder: Path, arguments: argparse.Namespace, *, with_agent: bool) -> It
     folder.mkdir(mode=0o700)
     with contextlib.ExitStack() as stack:
         networks = stack.enter_context(two_namespaces()) if arguments.nodes == 2 else ()
-        begun = []
-        for number in range(arguments.daemons):
-            own = folder / str(number)
-            own.mkdir(mode=0o700)
-            seeded = {**vars(arguments), "seed": arguments.seed + number, "with_agent": with_agent}
-            begun.append(Chaos(own, argparse.Namespace(**seeded), networks))
-            stack.callback(begun[-1].close)
-        yield begun
+        chaos = Chaos(folder, argparse.Namespace(**{**vars(arguments), "with_agent": with_agent}), networks)
+        stack.callback(chaos.close)
+        yield chaos
 
 
-def at_once(
-    begun: Sequence[Chaos],
-    seconds: float,
-    n_deaths: float = math.inf,
-    n_steps: float = math.inf,
-    by_s: float = math.inf,
-) -> None:
-    """Let all of them run, each in a thread."""
-    with ThreadPoolExecutor(len(begun)) as pool:
+def at_once(some: Sequence[Chaos], seconds: float, by_s: float) -> None:
+    """Let several run, each in a thread."""
+    with ThreadPoolExecutor(len(some)) as pool:
         try:
-            list(pool.map(lambda chaos: chaos.run(seconds, n_deaths / len(begun), n_steps, by_s), begun))
+            list(pool.map(lambda chaos: chaos.run(seconds, by_s=by_s), some))
         except BaseException:
-            for chaos in begun:
+            for chaos in some:
                 chaos.is_over.set()
             raise
 
 
-def worst_ms(begun: Sequence[Chaos], name: str) -> float:
+def worst_ms(chaos: Chaos, name: str) -> float:
     """The longest time of a step on any rank."""
-    starts = [lines for chaos in begun for job in chaos.jobs for lines in job.steps("*").values()]
+    starts = [lines for job in chaos.jobs for lines in job.steps("*").values()]
     return max((one[name] for lines in starts for one in lines[WARM_UP_STEPS:]), default=0.0)
 
 
-def losses(begun: Sequence[Chaos], reference: Sequence[Chaos]) -> list[tuple[object, object]]:
+def losses(tuned: Chaos, untuned: Chaos) -> list[tuple[object, object]]:
     """Of each step its loss, and what it is without the agent; as far as both came."""
     found = []
-    for runtime in {job.runtime for chaos in begun for job in chaos.jobs}:
-        tuned, untuned = (
-            [lines for chaos in some for job in chaos.jobs if job.runtime == runtime for lines in job.steps().values()]
-            for some in (begun, reference)
-        )
-        expected = max(untuned, key=len, default=[])
-        for lines in tuned:
+    for job, twin in zip(tuned.jobs, untuned.jobs, strict=True):
+        expected = max(twin.steps().values(), key=len, default=[])
+        for lines in job.steps().values():
             found += [(one["loss"], there["loss"]) for one, there in zip(lines, expected, strict=False)]
     return found
 
@@ -135,30 +119,28 @@ def play(arguments: argparse.Namespace, seconds: float, n_deaths: float) -> dict
     began_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True)))
-        tuned = stack.enter_context(runs(folder / "tuned", arguments, with_agent=True))
-        nodes = [node for chaos in tuned for node in chaos.nodes]
-        jobs = [job for chaos in tuned for job in chaos.jobs]
+        tuned = stack.enter_context(begun(folder / "tuned", arguments, with_agent=True))
+        nodes, jobs = tuned.nodes, tuned.jobs
         if arguments.quick:  # both beside each other, at once
-            untuned = stack.enter_context(runs(folder / "untuned", arguments, with_agent=False))
-            at_once([*tuned, *untuned], seconds, by_s=began_s + QUICK_ENDS_S)
+            untuned = stack.enter_context(begun(folder / "untuned", arguments, with_agent=False))
+            at_once([tuned, untuned], seconds, began_s + QUICK_ENDS_S)
         else:
-            at_once(tuned, seconds, n_deaths)
-            untuned = stack.enter_context(runs(folder / "untuned", arguments, with_agent=False))
-            at_once(untuned, seconds, n_steps=max(job.n_steps_at_most() for job in jobs))
+            tuned.run(seconds, n_deaths)
+            untuned = stack.enter_context(begun(folder / "untuned", arguments, with_agent=False))
+            untuned.run(seconds, n_steps=max(job.n_steps_at_most() for job in jobs))
         rows = [node.rows() for node in nodes]
         compared = losses(tuned, untuned)
         logs = "".join(job.log.read_text(errors="replace") for job in jobs)
-        events = sum((chaos.events for chaos in tuned), Counter[str]())
         return {
-            **{f"events@{name}": n for name, n in events.items()},
+            **{f"events@{name}": n for name, n in tuned.events.items()},
             "seconds": seconds,
-            "events": events.total(),
-            "daemon_deaths": sum(chaos.n_deaths for chaos in tuned),
+            "events": tuned.events.total(),
+            "daemon_deaths": tuned.n_deaths,
             "daemon_deaths_while_recording": sum(node.n_deaths_while_recording for node in nodes),
             "steps": sum(len(lines) for job in jobs for lines in job.steps().values()),
             "steps_in_the_store": sum(one.n_steps(under_a_plan=False) for one in nodes),
             "steps_under_a_plan": sum(one.n_steps(under_a_plan=True) for one in nodes),
-            "hangs": sum(chaos.n_hangs for chaos in tuned),
+            "hangs": tuned.n_hangs,
             "disagreements": logs.count("RankDisagreement"),
             "failed_jobs": sum(job.has_failed for job in jobs),
             "losses_compared": len(compared),
@@ -229,9 +211,7 @@ def play_rounds(arguments: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     parser = options_of(__doc__, quick="as much as fits into a minute")
     parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="of chaos, with the agent")
-    parser.add_argument("--ranks", type=positive, default=2, metavar="N", help="of each job")
     parser.add_argument("--nodes", type=int, choices=(1, 2), default=1, help="that each job spans; 2 needs root")
-    parser.add_argument("--daemons", type=positive, default=1, metavar="N", help="at once, each with all jobs")
     parser.add_argument("--jobs", nargs="+", choices=RUNTIMES, metavar="JOB", help=", ".join(RUNTIMES))
     parser.add_argument("--events", nargs="+", choices=EVENTS, metavar="EVENT", help=", ".join(EVENTS))
     parser.add_argument("--deaths", type=positive, default=math.inf, metavar="N", help="end once so many daemons died")
@@ -241,8 +221,6 @@ def main() -> None:
     arguments.events = arguments.events or (QUICK_EVENTS if arguments.quick else EVENTS)
     if arguments.nodes == 1:
         arguments.events = [name for name in arguments.events if name != "harm_line"]
-    elif arguments.daemons > 1:
-        parser.error(f"--daemons {arguments.daemons}: with --nodes 2 there are two already; leave it out")
     if not set(arguments.events) - {"kill_rank"}:
         parser.error(f"--events {' '.join(arguments.events)}: name another one of one node, or use --nodes 2")
     try:

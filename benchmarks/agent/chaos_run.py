@@ -28,6 +28,8 @@ from benchmarks.lib.faults.shifted_clock import ShiftedClock
 from benchmarks.lib.faults.two_namespaces import LEADER, LINK, Namespace
 from benchmarks.lib.reporting import say
 
+RANKS: Final = 2
+"""Of each job."""
 LEAST_S: Final = 13.0
 """Of chaos, however late it began."""
 RANK_LIVES_S: Final = 45.0
@@ -68,7 +70,7 @@ class Chaos:
         self.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else gloo may meet dead ranks, pytorch#135712
         self.line: subprocess.Popen[str] | None = None
         self.nodes = [Node(folder / "n", self.environment)] if not networks else self._two_nodes(networks)
-        n_ranks = max(1, arguments.ranks // len(self.nodes))
+        n_ranks = RANKS // len(self.nodes)
         self.jobs = [
             Job(one, folder, self.nodes, n_ranks, self.clock.environment, with_agent=arguments.with_agent)
             for one in arguments.jobs

@@ -5,20 +5,15 @@
 Four questions. A simulated device runs steps under plans that change all the time: is each step told with its own time
 and plan, at every lag? Peer: the host's clock at the optimizer's step. Whole jobs of the policy, whose communication
 mostly hides (training_reward): do variants with fewer channels begin, and how much of what is gained in lockstep with
-all known is gained? Is more withdrawn for nothing then, or more lost where nothing is to be gained (guarded_jobs.py,
-brain_safety.py)? Do results keep their bits under `--numerics exact`, if the order of sums goes with the
-setting (rounding.py)? Simulated, no GPU.
-
-And for each of nineteen ways in which a GPU is known to be less kind than an emulation: do the tests of it pass
-(`readings_tested`), or is it open? `--quick` leaves that out. What `make rehearse` recorded is counted, not repeated.
+all known is gained? Is more withdrawn for nothing then, or more lost where nothing is to be gained (brain_safety.py)?
+Do results keep their bits under `--numerics exact`, if the order of sums goes with the setting (rounding.py)?
+Simulated, no GPU.
 """
 
 from __future__ import annotations
 
-import math
-import subprocess
-import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,14 +24,23 @@ import numpy as np
 from rich.progress import track
 
 from benchmarks.agent.rounding import bits_changed
-from benchmarks.lib.reporting import Result, options_of, report, say
-from benchmarks.lib.simulated.brain_world import Call, NothingToGain, OverlappedWorld, decided, make_brain, play
+from benchmarks.lib.reporting import Result, options_of, report
+from benchmarks.lib.simulated.brain_world import (
+    ALONE,
+    NINE,
+    Call,
+    OverlappedWorld,
+    SeeminglyHidden,
+    World,
+    decided,
+    make_brain,
+    play,
+    secretly_slow_job,
+)
 from benchmarks.lib.simulated.device import Device
 from benchmarks.lib.simulated.host_view import IN_LOCKSTEP, MOST_AHEAD, HostView, seen_as
-from benchmarks.policy.brain_safety import zero_calls
-from benchmarks.policy.guarded_jobs import GuardedJob
+from benchmarks.policy.brain_safety import IN_TURNS, lost_where_nothing_is_to_gain, slow_promotion, zero_calls
 from benchmarks.policy.training_reward import step_us, training_us, world_of
-from benchmarks.rehearse.outcomes import OUTCOMES, Outcomes
 from zerotune.agent.nccl import fabric
 from zerotune.agent.steps.clock import EventClock, Reading
 from zerotune.agent.steps.step_timer import StepTimer
@@ -44,69 +48,14 @@ from zerotune.store.records import BASELINE, Candidate, StepRecord
 from zerotune.tuner.learning.brain import Brain
 
 LAGS = range(MOST_AHEAD + 1)
-TESTS = Path(__file__).parents[2] / "tests"
 N_TIMED = 2000
 STEP_US = 20_000.0
 WRONG = 0.01
 """A step is told with another's time if that is off by a larger share: those of neighbouring plans differ by more."""
 FABRICS = ("few_sms_node", "h100_node", "h100_ib_2", "ethernet_boxes")
 GUARDED_KINDS = ("one_key_alike", "nine_keys_alike", "alike_and_hidden", "slow_promotion")
-
-
-HARNESS = "plugin/test_plugin_harness.py::test_as_nccl_calls_it[plain-%s]"
-READINGS: dict[str, tuple[str, ...]] = {
-    "exposure is unknown": (
-        "brain/steps/test_unknown_exposure.py",
-        "brain/trials/test_paying.py::test_it_is_known_what_settings_in_force_save",
-    ),
-    "the host is ahead of the device": ("agent/test_device_time.py",),
-    "torch is looked for before it is imported": (
-        "agent/test_who_gets_the_agent.py::test_the_agent_starts_though_torch_was_looked_for_before",
-        "agent/test_who_gets_the_agent.py::test_torch_that_is_there_already",
-    ),
-    "steps are replayed graphs": (
-        "agent/test_hooks.py::test_replays_of_a_graph_are_steps_once_an_optimizer_steps",
-        "agent/test_step_timer.py::test_steps_that_are_replayed_graphs_are_steps_of_their_own",
-        "emulated/choosing/test_emulated_graphs.py",
-    ),
-    "a graph is captured while calls are timed": ("agent/test_session.py",),
-    "ranks step unequally": ("agreement/test_agreement_threads.py", HARNESS % "agreed"),
-    "NCCL reports no channels": (
-        HARNESS % "kernels",
-        "daemon/service/test_join.py::test_calls_without_reported_channels_are_measured_with_those_that_ran",
-    ),
-    "calls share a kernel": (HARNESS % "groups",),
-    "NCCL lowers channels": ("brain/trials/test_refused.py",),
-    "what is the same hardware": ("agent/machine",),
-    "times are those of other calls": (HARNESS % "shifts", "real_nccl/plugins/test_late.py"),
-    "calls come from several threads": (
-        HARNESS % "threads",
-        "agreement/test_change_model.py::test_every_interleaving[two threads, a communicator each]",
-    ),
-    "the job's store fails": (
-        "agreement/test_agreement_threads.py::test_a_store_that_fails_for_a_while_costs_nothing_but_time",
-        "agreement/test_job_start_model.py",
-    ),
-    "torch's cache fills the device": (
-        "agent/test_memory.py::test_memory_cached_by_torch_counts_as_used_and_is_told_apart",
-        "daemon/service/test_service_tuning.py::test_short_memory_is_told_and_what_torch_could_do_without_apart",
-        "brain/test_brain_memory.py",
-    ),
-    "freed layers stay in memory": (
-        "zero/test_zero_collectives.py::test_a_torch_that_holds_freed_layers_is_named_with_the_remedy",
-        "zero/test_zero_promises.py::test_whole_layers_alive_are_the_one_in_use_and_those_ahead",
-    ),
-    "communicators end without a word": (HARNESS % "lifetimes",),
-    "children inherit the environment": (
-        "agent/test_who_gets_the_agent.py::test_children_get_it_when_they_make_a_group_and_not_before",
-    ),
-    "two threads collect, ids of threads recur": (
-        "agent/test_ring.py::test_of_two_threads_that_collect_at_once_one_gets_all",
-        HARNESS % "lifetimes",
-    ),
-    "sums depend on the setting": ("brain/trials/test_exact.py", "benchmark_scripts/test_rounding.py"),
-}
-"""Ways of a GPU, and the tests of each, below tests/."""
+GUARDED_STEPS = 1200
+GUARDED_NOISE = 0.01
 
 
 class _Plans:
@@ -127,7 +76,7 @@ class _Plans:
 class _HostClock:
     """What times steps without events: the host's clock. It is held up until the device is at most so far behind."""
 
-    is_trainings = True
+    training_thread_only = True
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -149,7 +98,7 @@ def told_steps(host_ahead: int, *, has_events: bool) -> tuple[np.ndarray, int, i
         device.run(host_ahead)
         timer.finish()
     device.run()
-    timer.settle(is_last=True)
+    timer.report_ended(is_last=True)
     off = np.array([abs(one.duration_us / true_us[one.epoch - 1] - 1.0) for one in told])
     return off, int((off > WRONG).sum()), len(lost)
 
@@ -201,21 +150,16 @@ def played(view: HostView, names: Sequence[str], n_seeds: int, n_steps: int) -> 
     return Played(mean(gains), mean(begins), max(spent))
 
 
-def lost_where_nothing_is_to_gain(view: HostView, n_runs: int, n_steps: int) -> float:
-    """What exploring costs where all but NCCL's own choice is slower."""
-    lost_us = all_us = 0.0
-    with seen_as(view):
-        for seed in range(n_runs):
-            calls = zero_calls((18, 21, 24))
-            world = NothingToGain("h100_node", fabric.load("h100_node").communicator(range(8)), calls, seed=200 + seed)
-            usual_us = sum(world.truth(call, BASELINE)[0] for call in calls)
-            world.compute_us = 0.5 * usual_us
-            brain = make_brain(world)
-            for _ in range(n_steps):
-                lost_us += sum(world.truth(call, world.chosen(call))[0] for call in calls) - usual_us
-                all_us += world.compute_us + usual_us
-                play(world, brain, 1)
-    return 100.0 * lost_us / all_us
+def _guarded(kind: str, job: int, seed: int) -> World:
+    """A job in which no setting changes what a step takes; some of its settings are said to hide."""
+    if kind != "alike_and_hidden":
+        return secretly_slow_job(ALONE if kind == "one_key_alike" else NINE, 0.0, seed)
+    machine = fabric.load(("h100_node", "ethernet_boxes", "h100_ib_2")[job % 3])
+    calls = zero_calls((18, 21, 24))
+    place = machine.communicator(range(min(16, machine.max_ranks)))
+    world = SeeminglyHidden(machine.name, place, calls, step_noise=GUARDED_NOISE, seed=seed, flat=True)
+    world.compute_us = sum(world.truth(call, BASELINE)[0] for call in calls)
+    return world
 
 
 def withdrawn_for_nothing(view: HostView, n_jobs: int) -> float:
@@ -224,9 +168,15 @@ def withdrawn_for_nothing(view: HostView, n_jobs: int) -> float:
     with seen_as(view):
         for kind in GUARDED_KINDS:
             for job in range(n_jobs):
-                figures = GuardedJob(kind, job).figures(20)
-                found.append(figures.get("withdrawn_for_nothing", figures.get("innocent_withdrawn", 0.0)))
-    return mean(found)
+                seed = zlib.crc32(f"{kind} {job} 20".encode())
+                if kind == "slow_promotion":
+                    found.append(slow_promotion(seed, GUARDED_NOISE).is_innocent_withdrawn)
+                    continue
+                world = _guarded(kind, job, seed)
+                brain = make_brain(world)
+                play(world, brain, GUARDED_STEPS)
+                found.append(any(IN_TURNS in one.reason for one in brain.decisions()))
+    return 100.0 * mean(found)
 
 
 def policy(lags: Sequence[int], *, quick: bool) -> Iterator[Result]:
@@ -244,17 +194,15 @@ def policy(lags: Sequence[int], *, quick: bool) -> Iterator[Result]:
     found = played(HostView(3, is_exposure_known=False, has_events=False), names, n_seeds, n_steps)
     yield Result("gain_with_lag_3_ratio_timed_by_host", found.gain / known.gain, "of the gain in lockstep, all known")
     n_jobs, n_runs, n_short = (0, 1, 200) if quick else (3, 3, 400)
-    nothing = lost_where_nothing_is_to_gain(IN_LOCKSTEP, n_runs, n_short)
-    yield Result("nothing_to_gain_lost@lockstep_all_known", nothing, "% of steps", "<= 0.5")
-    for lag in lags:
-        lost = lost_where_nothing_is_to_gain(HostView(lag, is_exposure_known=False), n_runs, n_short)
-        yield Result(f"nothing_to_gain_lost@lag_{lag}", lost, "% of steps", "<= 0.5")
-    if n_jobs:
-        alarms = withdrawn_for_nothing(IN_LOCKSTEP, n_jobs)
-        yield Result("guard_false_withdrawals@lockstep_all_known", alarms, "% of jobs")
-        for lag in lags:
-            alarms = withdrawn_for_nothing(HostView(lag, is_exposure_known=False), n_jobs)
-            yield Result(f"guard_false_withdrawals@lag_{lag}", alarms, "% of jobs")
+    views = {"lockstep_all_known": IN_LOCKSTEP}
+    views |= {f"lag_{lag}": HostView(lag, is_exposure_known=False) for lag in lags}
+    for name, view in views.items():
+        with seen_as(view):
+            lost = lost_where_nothing_is_to_gain(n_runs, n_short)
+        yield Result(f"nothing_to_gain_lost@{name}", lost, "% of steps", "<= 0.5")
+    for name, view in views.items() if n_jobs else ():
+        alarms = withdrawn_for_nothing(view, n_jobs)
+        yield Result(f"guard_false_withdrawals@{name}", alarms, "% of jobs")
 
 
 def rounded() -> Iterator[Result]:
@@ -265,35 +213,10 @@ def rounded() -> Iterator[Result]:
     yield Result("bits_changed_without_exact_mode", usual, "bits of results", "> 0")
 
 
-def readings() -> Iterator[Result]:
-    """Of how many do all tests pass, the slow ones, too?"""
-    n_tested = 0
-    for what, tests in track(READINGS.items(), "readings", transient=True):
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", *(str(TESTS / test) for test in tests)]
-        done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            n_tested += 1
-        else:
-            say(f"open: {what}\n{(done.stdout + done.stderr)[-2000:]}")
-    yield Result("readings_tested", n_tested, f"of {len(READINGS)}", str(len(READINGS)))
-    yield Result("readings_open", len(READINGS) - n_tested, f"of {len(READINGS)}", "0")
-
-
-def rehearsed(outcomes: Outcomes) -> Iterator[Result]:
-    """Of the rehearsal's cases that were carried out here, with whatever torch, how many went well?"""
-    share = outcomes.ok_share()
-    if math.isnan(share):
-        say("nothing was rehearsed here, so rehearsal_cases_ok_share is unknown: `make rehearse`")
-    yield Result("rehearsal_cases_ok_share", share, "of recorded outcomes", "1")
-
-
 def main() -> None:
     parser = options_of(__doc__, quick="one job, and lag 3 of the policy's; ends within 60 s")
     arguments = parser.parse_args()
     results = [*timed(LAGS), *policy([3] if arguments.quick else [0, 1, 3], quick=arguments.quick), *rounded()]
-    results += rehearsed(Outcomes(OUTCOMES, afresh=False))
-    if not arguments.quick:
-        results += readings()
     report("first_contact", results, as_json=arguments.json)
 
 

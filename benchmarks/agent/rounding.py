@@ -7,8 +7,6 @@ as a script it is a rank: it keeps what its collectives computed.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.lib.free_port import free_port
+from benchmarks.gpu.ranks import Machine, Ranks
 
 N_RANKS: Final = 4
 """Two summands have one order only."""
@@ -25,6 +23,7 @@ PAUSE_S: Final = 0.005
 """Of a step: the ranks adopt the plan meanwhile."""
 N_ELEMENTS: Final = 4096
 FABRIC: Final = "ethernet_boxes"
+WAIT_S: Final = 300.0
 ROW: Final = {
     "n_ranks": N_RANKS, "n_nodes": N_RANKS, "min_bytes": 1, "max_bytes": 10**9,
     "algorithm": "ring", "protocol": "simple", "n_channels": 1,
@@ -35,21 +34,13 @@ def computed(folder: Path, *options: str) -> tuple[np.ndarray, int]:
     """Run the job.
 
     Raises:
-        RuntimeError: a rank failed.
+        RanksFailed: a rank failed.
     """
-    folder.mkdir()
     launch = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--fabric", FABRIC]
     launch += ["--endpoint", f"ipc://{folder}/nobody.sock", "--summary", str(folder / "summary.json"), *options, "--"]
-    job = {"WORLD_SIZE": N_RANKS, "LOCAL_WORLD_SIZE": N_RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    ranks = []
-    for rank in range(N_RANKS):
-        here = {name: str(value) for name, value in {**job, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        command = [*launch, sys.executable, "-m", "benchmarks.agent.rounding", str(folder / "computed.npy")]
-        environment = {**os.environ, **here, "ZEROTUNE_SUMS": "by_setting", "ZEROTUNE_JOB_ID": "rounding"}
-        ranks.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    told = [rank.communicate()[1] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError("".join(told))
+    command = [*launch, sys.executable, "-m", "benchmarks.agent.rounding", str(folder / "computed.npy")]
+    told = {"ZEROTUNE_SUMS": "by_setting", "ZEROTUNE_JOB_ID": "rounding"}
+    Ranks(Machine(FABRIC, N_RANKS), command, folder, extra=told).wait(WAIT_S)
     steps = json.loads((folder / "summary.json").read_text())["steps"]
     return np.load(folder / "computed.npy"), int(steps[-1]["epoch"])
 
@@ -58,7 +49,8 @@ def bits_changed(folder: Path) -> tuple[int, int]:
     """Bits of results that a plan changes.
 
     Raises:
-        RuntimeError: a rank failed, or the plan did not come into force: then the figures would prove nothing.
+        RanksFailed: a rank failed.
+        RuntimeError: the plan did not come into force: then the figures would prove nothing.
     """
     plan = folder / "plan.json"
     rows = [{**ROW, "collective": collective} for collective in ("all_gather", "reduce_scatter")]

@@ -4,7 +4,7 @@ Ranks under `zerotune launch` call small collectives and end a step every 20. Th
 48 times (lib/faults/shifted_clock.py), so that timers, checkpoints and what is due now and then come due. Each jump
 is a silence of an hour for the daemon: it lets the job go and takes it up again, and gives a fit of its models up that
 was under way. Its store keeps 100,000 rows, so retention is at work, too. Memory and open files of the daemon and of
-each rank, which holds agent and plugin, are looked at all along; `soak` does so without agent and daemon. Figures:
+each rank, which holds agent and plugin, are looked at all along. Figures:
 
     ..._growth                slope after the first 40 % of the run, and the ends of its interval of 95 % confidence
     n_disagreements           collectives for which ranks chose differently

@@ -1,4 +1,4 @@
-"""One rank of `soak_daemon`: small collectives and steps, as many as it is told. `soak` runs the same collectives."""
+"""One rank of `soak_daemon`: small collectives and steps, as many as it is told."""
 
 from __future__ import annotations
 

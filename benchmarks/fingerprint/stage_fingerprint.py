@@ -1,33 +1,27 @@
 """How well the stage fingerprint recognises training from its bare collectives, and what it costs the daemon.
 
-    python -m benchmarks stage_fingerprint [--json] [--quick] [--n-each N] [--seed N] [--weights FILE] [--mistakes]
-        [--traces FOLDER]
+    python -m benchmarks stage_fingerprint [--json] [--quick] [--seed N]
 
-It looks at `recorded`, sequences of the frameworks themselves on the emulated NCCL (stage_recordings.py), and at
+It looks at `recorded`, sequences of the frameworks themselves on the emulated NCCL, and at
 `generated`, those of corpus/generator.py and corpus/others.py with another seed than training had. The answer is read
 after two steps from a random place in mid-training on. It is right when stage, accumulation, partitioned activations
 and tensor parallelism all are.
 
-The shipped weights learned all that has a name, so their figures are no claim of generality. `--weights` judges other
-weights: those of `python -m benchmarks stage_train --hypothetical-only --out FILE` never saw a named framework, model
-or workload. `--traces` adds real traces of public clusters (a folder of `zerotune store import`'s formats).
-`--quick` looks at fewer runs.
+The shipped weights learned all that has a name, so their figures are no claim of generality.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Sequence as Many
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.fingerprint.corpus.dataset import Sequence, disturbed, generated, recorded
 from benchmarks.fingerprint.evaluation import Accuracy, changes_noticed, middle, recognised
-from benchmarks.lib.argument_types import a_file, a_folder, natural, positive
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.argument_types import natural
+from benchmarks.lib.reporting import Result, options_of, report, say
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.encoding.encoders import LstmEncoder
 from zerotune.tuner.fingerprint.encoding.weights import SHIPPED
@@ -39,6 +33,8 @@ LOST = 0.01
 OTHER_LOST = (0.001, 0.03)
 STEPS_LOSSY = 6
 N_CHANGES = 1000
+N_EACH = 40
+"""Generated runs per framework."""
 SEED = 7102
 """Of generated runs; seeds that the grammar was mended by are not looked at again."""
 
@@ -62,17 +58,9 @@ def both(metric: str, accuracy: Accuracy, *, has_target: bool = True) -> list[Re
 
 
 def accuracies(
-    encoder: LstmEncoder, recordings: Many[Sequence], fresh: Many[Sequence], n_changes: int, mistakes: list[str]
+    encoder: LstmEncoder, recordings: Many[Sequence], fresh: Many[Sequence], n_changes: int
 ) -> list[Result]:
-    """How often answers are right.
-
-    Args:
-        encoder: to judge.
-        recordings: of real frameworks.
-        fresh: generated runs.
-        n_changes: pairs of runs, one after the other.
-        mistakes: is appended to, one sentence each.
-    """
+    """How often answers are right; every wrong one is told."""
     results = []
     looks = [("recorded", recordings, 0.0), ("fresh generated", fresh, 0.0)]
     looks += [("fresh generated", fresh, LOST), ("recorded", recordings, LOST)]
@@ -82,7 +70,8 @@ def accuracies(
         found = recognised(encoder, ones, 2 if rate else 1, rate=rate, **n_steps)
         lossy = f", {100 * rate:g} % of calls lost or exchanged, {STEPS_LOSSY} steps" if rate else ""
         results += both(f"{name}{lossy} ({found.n})", found, has_target=not rate)
-        mistakes += [f"{name}{lossy}: {m[0]}: {m[1]} taken for {m[2]}" for m in found.mistakes]
+        for sequence, true, shown in found.mistakes:
+            say(f"{name}{lossy}: {sequence}: {true} taken for {shown}")
     changed = changes_noticed(encoder, fresh, n_changes, 3)
     return [*results, *both(f"changes_noticed_within_2_steps ({changed.n})", changed)]
 
@@ -147,55 +136,17 @@ def costs(encoder: LstmEncoder, recordings: Many[Sequence], fresh: Many[Sequence
     ]
 
 
-def real(folder: Path) -> list[tuple[str, str]]:
-    """What real traces show."""
-    from zerotune.store.errors import TraceError
-    from zerotune.tuner.offline.stage_command import read
-
-    found = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            try:
-                reading = read(path, rank=None)
-            except TraceError:
-                continue
-            if reading.n_calls:
-                shown = f"{reading.shown} (step of {reading.period} calls)"
-                found.append((f"{path.relative_to(folder)} ({reading.n_calls} calls)", shown))
-    return found
-
-
-def encoder_in(text: str) -> LstmEncoder:
-    """The encoder whose weights a file holds."""
-    try:
-        return LstmEncoder.from_bytes(a_file(text).read_bytes())
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text} does not hold weights: {error}") from None
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--n-each", type=positive, default=40, help="generated runs per framework")
+    parser = options_of(__doc__, quick="fewer runs")
     parser.add_argument("--seed", type=natural, default=SEED, help="of generated runs")
-    parser.add_argument("--weights", type=encoder_in, default=str(SHIPPED), help="default: those shipped")
-    parser.add_argument("--mistakes", action="store_true", help="list every wrong answer")
-    parser.add_argument("--traces", type=a_folder, help="folder of real traces")
     arguments = parser.parse_args()
-    mistakes: list[str] = []
+    encoder = LstmEncoder.from_bytes(SHIPPED.read_bytes())
     recordings = recorded()
-    fresh = list(generated(4 if arguments.quick else arguments.n_each, arguments.seed))
-    n_changes = 100 if arguments.quick else N_CHANGES
-    results = accuracies(arguments.weights, recordings, fresh, n_changes, mistakes)
+    fresh = list(generated(4 if arguments.quick else N_EACH, arguments.seed))
+    results = accuracies(encoder, recordings, fresh, 100 if arguments.quick else N_CHANGES)
     trained = [one for one in fresh if not one.group.startswith("other")]
-    results += costs(arguments.weights, recordings[::8], trained[::4])
+    results += costs(encoder, recordings[::8], trained[::4])
     report("stage_fingerprint", results, as_json=arguments.json)
-    if arguments.traces:
-        for name, shown in real(arguments.traces):
-            print(f"{name}: {shown}")
-    if arguments.mistakes:
-        print("\n".join(mistakes))
 
 
 if __name__ == "__main__":

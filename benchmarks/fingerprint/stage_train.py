@@ -4,9 +4,8 @@
         [--seed N]
 
 It learns recordings (corpus/recordings.jsonl.gz), generated runs of named frameworks, and hypothetical runs. Without
-`--out` the shipped weights are replaced. `--hypothetical-only` leaves out everything that has a name;
-`python -m benchmarks stage_fingerprint --weights FILE` then says how well an encoder does on frameworks that it never
-saw.
+`--out` the shipped weights are replaced. `--hypothetical-only` leaves out everything that has a name
+(tests/stage/test_stage_training.py judges such weights by frameworks that they never saw).
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def ahead(rank: Rank, _options: argparse.Namespace) -> None:
                 value.sum().item()
             instants.append(clock.note())
             host_us.append(time.perf_counter_ns() / 1e3)
-            n_behind = max(n_behind, sum(one is not None and not one.has_come() for one in instants))
+            n_behind = max(n_behind, sum(one is not None and not one.is_reached() for one in instants))
         rank.synchronize()
         noted = pairwise(one for one in instants if one is not None)
         event_us = median(now.us_since(before) for before, now in noted)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -15,8 +13,6 @@ from benchmarks.gpu.ranks import Ranks
 from benchmarks.gpu.steps import Context, NotAsItMust, plugin_variables, written
 from zerotune.store.records import TimingSource
 
-ROOT: Final = Path(__file__).parents[2]
-SCRIPT: Final = Path(__file__).parent / "device_rank.py"
 LONGER: Final = 1.1
 """A kernel that the profiler says took so many times what passed on its stream did not."""
 
@@ -25,9 +21,8 @@ Rows = list[dict[str, Any]]
 
 def _seen(context: Context, mode: str, *words: str, has_plugin: bool = True) -> Rows:
     """What rank 0 wrote."""
-    command = [sys.executable, str(SCRIPT), mode, "--out", str(context.folder), *words]
-    folders = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # it imports from the benchmarks
-    extra = {"PYTHONPATH": os.pathsep.join(folders), **(plugin_variables() if has_plugin else {})}
+    command = [sys.executable, "-m", "benchmarks.gpu.device_rank", mode, "--out", str(context.folder), *words]
+    extra = plugin_variables() if has_plugin else {}
     Ranks(context.machine, command, context.folder, extra=extra).wait(context.left_s)
     return written(context)[0]
 

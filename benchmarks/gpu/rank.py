@@ -213,12 +213,12 @@ def _asked(candidate: Candidate) -> dict[str, int]:
 def soak(rank: Rank, options: argparse.Namespace) -> None:
     """New plans all the time, agreed by the agent's own protocol, while collectives run."""
     from zerotune.agent.agreement import Agreement
-    from zerotune.agent.agreement.news import Offered, Unwatched
+    from zerotune.agent.agreement.news import Offered, PollFor
     from zerotune.agent.job_store import open_job_store
 
     shape, cells = rank.probe(Collective.all_gather)
     agreement = Agreement(open_job_store(), rank.rank, rank.n_ranks, rank.plugin, lambda _: None)
-    agreement.tell(Unwatched(float("inf")))
+    agreement.post(PollFor(float("inf")))
     rank.plugin.set_observing(True)
     ladder = [Candidate(cell.algorithm, cell.protocol, n) for n in FORCED_CHANNELS for cell in cells]
     kept = {(collective, size): rank.tensors(collective, size) for collective in COLLECTIVES[:2] for size in SOAK_BYTES}
@@ -237,7 +237,7 @@ def soak(rank: Rank, options: argparse.Namespace) -> None:
                     PlanRow(shape, kind, None, 1, EVERY_SIZE, ladder[n_boundary % len(ladder)])
                     for kind in COLLECTIVES[:2]
                 )
-                agreement.tell(Offered(Plan(epoch=n_boundary, rows=rows)))
+                agreement.post(Offered(Plan(epoch=n_boundary, rows=rows)))
             epoch = rank.plugin.active_epoch()
             if epoch != epochs[-1]:
                 epochs.append(epoch)

@@ -12,7 +12,6 @@ from typing import Any
 
 from benchmarks.gpu.answers import answers
 from benchmarks.gpu.outcome import Outcome
-from benchmarks.gpu.page import page
 
 STEPS = "steps.jsonl"
 SWEEP = "sweep.jsonl"
@@ -74,7 +73,7 @@ class Record:
         return _lines(self.folder / SWEEP)
 
     def summarise(self) -> str:
-        """Write summary.json, summary.md and summary.html; returns the second."""
+        """Write summary.json and summary.md; returns the second."""
         document = {
             "environment": self.environment,
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -83,11 +82,8 @@ class Record:
             "n_swept": len(self.swept()),
         }
         (self.folder / "summary.json").write_text(json.dumps(document, indent=1) + "\n")
-        told = answers(self.outcomes)
-        text = _markdown(document, told)
+        text = _markdown(document, answers(self.outcomes))
         (self.folder / "summary.md").write_text(text)
-        about = {**self.environment["identity"], "date": document["date"], "command": document["command"]}
-        (self.folder / "summary.html").write_text(page(_title(document), _worth(document), about, told, self.outcomes))
         return text
 
     def _append(self, document: dict[str, Any]) -> None:

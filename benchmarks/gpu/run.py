@@ -6,8 +6,8 @@
 
 On one GPU all ranks share it, each as a host of its own; on several each has its own. No setting of a card is touched.
 Each step has a time limit of its own and a line in steps.jsonl as soon as it ends. A run that is cut short keeps what
-it has; the same command goes on from there (--afresh starts over). summary.md and summary.html say what was seen and
-what it is worth: mail the latter.
+it has; the same command goes on from there (--afresh starts over). summary.md says what was seen and what it is
+worth.
 Exit codes: 0 all is as it must be, 1 something is not, 2 there is no GPU or an option makes no sense.
 """
 

@@ -19,8 +19,6 @@ from zerotune.store.records import Collective, TimingSource
 from zerotune.tuner.traces.nccl import nccl_debug
 from zerotune.tuner.traces.records import Summary
 
-HERE = Path(__file__).parent
-
 
 class NotAsItMust(Exception):
     """A step ran, and what it saw is wrong; `results` are kept."""
@@ -62,7 +60,7 @@ class Step:
 
 def _run_ranks(context: Context, mode: str, *words: str, **extra: str) -> list[list[dict[str, Any]]]:
     """What each rank wrote."""
-    command = [sys.executable, str(HERE / "rank.py"), mode, "--out", str(context.folder), *words]
+    command = [sys.executable, "-m", "benchmarks.gpu.rank", mode, "--out", str(context.folder), *words]
     Ranks(context.machine, command, context.folder, extra=extra | plugin_variables()).wait(context.left_s)
     return written(context)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -34,43 +32,11 @@ positive: Final = whole(1)
 """How many of something, one at least."""
 
 
-def share_of_noise(text: str) -> float:
-    """The standard deviation of a logarithm: 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0.0 <= value <= 1.0:  # neither is a NaN
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
-    return value
-
-
-def percent(text: str) -> float:
-    """More than nothing, up to 100."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0.0 < value <= 100.0:  # neither is a NaN
-        raise argparse.ArgumentTypeError(f"{text!r} is no percentage above 0 and up to 100")
-    return value
-
-
 def a_folder(text: str) -> Path:
     """A folder that is there."""
     path = Path(text)
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is no folder; name the one that holds the files")
-    return path
-
-
-def a_file(text: str) -> Path:
-    """A file that is there and can be read."""
-    path = Path(text)
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text} cannot be read: {error.strerror}; name a file that can") from None
     return path
 
 
@@ -85,28 +51,3 @@ def a_file_to_write(text: str) -> Path:
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{text} cannot be written: {error.strerror}; name another file") from None
     return path
-
-
-def a_folder_to_write(text: str) -> Path:
-    """A folder that files can be written to; it is made if need be."""
-    path = Path(text)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text} is no folder to write to: {error.strerror}; name another folder"
-        ) from None
-    return path
-
-
-def a_fabric(text: str) -> str:
-    """The name of a shipped fabric, or the path of a fabric file."""
-    from zerotune.agent.nccl import fabric
-    from zerotune.store.errors import UserError
-
-    try:
-        fabric.load(text)
-    except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text

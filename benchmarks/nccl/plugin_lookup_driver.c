@@ -166,19 +166,6 @@ static double per_call_ns(void *context, int (*body)(void *, const query *, floa
   return quantile(batches, n, 0.5);
 }
 
-/* What an unindexed table costs: the rows in order until one fits. */
-static uint32_t n_scanned;
-static int scan(void *context, const query *asked, float *costs) {
-  (void)context;
-  for (uint32_t i = 0; i < n_scanned; i++)
-    if (rows[i].n_ranks == 64 && rows[i].collective == asked->collective && rows[i].min_bytes <= asked->bytes &&
-        asked->bytes <= rows[i].max_bytes) {
-      costs[rows[i].algorithm * 3 + rows[i].protocol] = 0.0f;
-      return rows[i].n_channels;
-    }
-  return 0;
-}
-
 /* ---- the tail at eight threads, each with a communicator of its own, one drainer ---- */
 
 static _Atomic int n_running;
@@ -233,13 +220,6 @@ static double flip_ns(uint32_t epoch, int n_flips) {
   return p50;
 }
 
-static double exchange_ns(void) {
-  static _Atomic uint64_t word;
-  const uint64_t begin = now_ns();
-  for (uint64_t i = 0; i < 100000; i++) atomic_exchange(&word, i);
-  return (double)(now_ns() - begin) / 100000;
-}
-
 /* Another tuner alone, ours alone, and ours with the other before it: no communicator may be left from before. */
 static void measure_chained(const char *path) {
   void *others_library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -286,8 +266,6 @@ int main(int argc, char **argv) {
   for (uint32_t i = 0; i < 4; i++) {
     make_plan(n_rows[i], i + 1);
     printf("lookup_%u %.2f\n", n_rows[i], per_call_ns(context, ask));
-    n_scanned = n_rows[i];
-    printf("scan_%u %.2f\n", n_rows[i], per_call_ns(context, scan));
   }
   make_plan(1000, 9);
   void *agreed = new_context(2);
@@ -304,7 +282,7 @@ int main(int argc, char **argv) {
   const double dropped = 100.0 * (double)counters.n_dropped_records / (N_THREADS * N_TIMED);
   printf("threads_p50 %.2f\nthreads_p999 %.2f\ndropped %.3f\n", p50_ns, p999_ns, dropped);
   set_recording(0);
-  printf("flip %.2f\nexchange %.2f\nclock %.2f\n", flip_ns(100, 500), exchange_ns(), clock_cost_ns());
+  printf("flip %.2f\nclock %.2f\n", flip_ns(100, 500), clock_cost_ns());
   tuner->finalize(context);
   measure_chained(argv[2]);
   return 0;

@@ -50,7 +50,7 @@ def main() -> None:
         topology = Path(folder) / "topology.xml"
         topology.write_text(MACHINES["dgx_h100"].topology())
         mock = MockCuda()
-        mock.lend(read_machine(topology), "node")
+        mock.set_machine(read_machine(topology), "node")
         plugin = library.load()
         ours = "none" if variant == "none" else str(plugin.path)
         profiler = {"null_profiler": str(built / "null_profiler.so"), "tuner_alone": "none"}.get(variant, ours)

@@ -4,8 +4,7 @@ For each world (fabric and training script): one run is logged, a sweep measures
 made: the best measured settings, and settings drawn at random, good and bad. Replay says from the log and the
 sweep what the step time will be under each plan; then the same script really runs under `launch --plan`.
 
-`worlds(0)` are the ones that replay was written against; any other seed draws new ones (fabric, framework, ranks,
-model, bucket size, plans), which are the honest test.
+`worlds` draws fabric, framework, ranks, model, bucket size and plans: replay was written against none of them.
 """
 
 from __future__ import annotations
@@ -31,23 +30,22 @@ from zerotune.tuner.offline.replay.result import ReplayResult
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
 
 N_STEPS = 16
-WORKER = Path(__file__).parent / "replay_worker.py"
 PLANS = ("best", "random 1", "random 2", "random 3")
 
 
 @dataclass(frozen=True)
 class World:
-    """A script on a fabric; the defaults are those of the worlds that replay was written against."""
+    """A script on a fabric."""
 
     fabric: str
     kind: str
-    n_ranks: int = 2
-    n_layers: int = 4
-    width: int = 192
-    n_context: int = 64
-    bucket_kb: int | None = None
-    """Of DDP's and ZeRO's buckets; None: 1 MiB, and ZeRO's own."""
-    seed: int = 0
+    n_ranks: int
+    n_layers: int
+    width: int
+    n_context: int
+    bucket_kb: int | None
+    """Of DDP's and ZeRO's buckets."""
+    seed: int
     """Of the random plans."""
 
     def __str__(self) -> str:
@@ -60,23 +58,14 @@ class World:
         model = {
             "n_layers": self.n_layers, "width": self.width, "n_context": self.n_context, "bucket_kb": self.bucket_kb,
         }  # fmt: skip
-        return WORKER, self.kind, self.n_ranks, n_steps, json.dumps(model)
+        return "-m", "benchmarks.offline.replay_worker", self.kind, self.n_ranks, n_steps, json.dumps(model)
 
 
-WORLDS = (
-    World("ethernet_boxes", "zero3"),
-    World("few_sms_node", "ddp"),
-    World("rtx5090_loopback", "fsdp2"),
-    World("h100_node", "zero2"),
-    World("h100_ib_2", "zero3"),
-)
 KINDS = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 
 
 def worlds(seed: int) -> tuple[World, ...]:
-    """WORLDS for seed 0; else as many that are drawn: each kind of script once, on different fabrics."""
-    if seed == 0:
-        return WORLDS
+    """Each kind of script once, on different fabrics."""
     draw = random.Random(seed)
     return tuple(
         World(
@@ -127,7 +116,7 @@ class Case:
         return self.low_us <= self.measured_us <= self.high_us
 
 
-def cases(folder: Path, chosen: Sequence[World] = WORLDS, plans: Sequence[str] = PLANS) -> Iterator[Case]:
+def cases(folder: Path, chosen: Sequence[World], plans: Sequence[str]) -> Iterator[Case]:
     """Log, sweep, predict and run each case.
 
     Raises:
@@ -184,11 +173,11 @@ def sweep(world: World, table: CollectiveTable, store: Path) -> None:
     )  # fmt: skip
 
 
-def predicted(table: CollectiveTable, store: Path, name: str, path: Path, seed: int = 0) -> ReplayResult:
+def predicted(table: CollectiveTable, store: Path, name: str, path: Path, seed: int) -> ReplayResult:
     """Make a plan, write it, and replay it."""
     evidence = evidence_of(store, table.fabric_id, store)
     context = PolicyContext(CostEstimates(table, evidence.statistics))
-    draw = random.Random(f"{table.fabric_id} {name}" + (f" {seed}" if seed else ""))
+    draw = random.Random(f"{table.fabric_id} {name} {seed}")
     shapes = table.shapes[0]
     rows = [row for shape in shapes if (row := _row(context, shape, None if name == "best" else draw)) is not None]
     after_step = any(shape.phase.name == "post_step_gather" for shape in shapes)

@@ -1,8 +1,7 @@
-"""The training scripts of `replay_speed.py`'s check: `python replay_worker.py KIND N_RANKS N_STEPS [MODEL]`.
+"""The training scripts of `replay_speed.py`'s check: `python replay_worker.py KIND N_RANKS N_STEPS MODEL`.
 
 KIND is ddp, fsdp2, zero1, zero2 or zero3; MODEL is JSON: n_layers, width, n_context, bucket_kb. Started without
-RANK, it starts its ranks; torchrun would import torch once more than that. With REPLAY_WORKER_SPENT=FILE, rank 0
-writes what the agent's threads spent in the second half of the steps.
+RANK, it starts its ranks; torchrun would import torch once more than that.
 """
 
 from __future__ import annotations
@@ -11,19 +10,14 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 
 
 def start_ranks(n_ranks: int) -> int:
-    import socket
+    from benchmarks.lib.free_port import free_port
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     common = {
         **os.environ, "WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
     }  # fmt: skip
     ranks = [
         subprocess.Popen([sys.executable, *sys.argv], env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -32,9 +26,7 @@ def start_ranks(n_ranks: int) -> int:
     return max(rank.wait() for rank in ranks)
 
 
-def train(
-    kind: str, n_steps: int, *, n_layers: int = 4, width: int = 192, n_context: int = 64, bucket_kb: int | None = None
-) -> None:
+def train(kind: str, n_steps: int, *, n_layers: int, width: int, n_context: int, bucket_kb: int | None) -> None:
     """Train a small GPT on this rank."""
     import torch
     import torch.distributed as dist
@@ -67,31 +59,16 @@ def train(
         optimizer = engine.optimizer(torch.optim.AdamW, lr=1e-3)
         clip = engine.clip_grad_norm_
     rows = torch.randint(256, (4, n_context + 1))
-    spent = []  # (agent's CPU time on its threads, wall time) before each step
     for _ in range(n_steps):
-        spent.append((agent_threads_ns(), time.perf_counter_ns()))
         model(rows[:, :-1], rows[:, 1:]).backward()
         if clip is not None:
             clip(1.0)
         optimizer.step()
         optimizer.zero_grad()
-    if os.environ["RANK"] == "0" and (path := os.environ.get("REPLAY_WORKER_SPENT")):
-        middle, last = spent[len(spent) // 2], spent[-1]  # the first half joins the other ranks
-        with open(path, "w") as file:
-            json.dump({"agent_ns": last[0] - middle[0], "wall_ns": last[1] - middle[1]}, file)
     dist.destroy_process_group()
-
-
-def agent_threads_ns() -> int:
-    """CPU time so far of the agent's background threads."""
-    return sum(
-        time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident))
-        for thread in threading.enumerate()
-        if thread.name.startswith("zerotune") and thread.ident is not None
-    )
 
 
 if __name__ == "__main__":
     if "RANK" not in os.environ:
         sys.exit(start_ranks(int(sys.argv[2])))
-    train(sys.argv[1], int(sys.argv[3]), **json.loads(sys.argv[4] if len(sys.argv) > 4 else "{}"))
+    train(sys.argv[1], int(sys.argv[3]), **json.loads(sys.argv[4]))

@@ -1,14 +1,14 @@
 """How fast a sweep measures settings, and how much of the grid the active one needs.
 
-    python -m benchmarks sweep_speed [--json] [--quick] [--data DIR] [--grids-only] [--recorded-only]
+    python -m benchmarks sweep_speed [--json] [--quick] [--data DIR]
 
 `settings_per_minute_ratio_relaunch`: settings per minute in one process group by switching plans, over one
 launch per setting as nccl-tests needs it (here: the same workers, started anew for each setting).
 `active_share_of_grid`, `active_regret`: samples that the active sweep takes over those of the full grid at the
 same precision, and what its choices cost in truth over the full grid's, mean over places; without processes. Beside
 it stands the regret of as many samples spread evenly.
-Measurements are drawn from the truth of every shipped fabric with its noise and, with `--data`, from the repetitions
-of every grid recorded below that folder (lib/data/recorded_grids.py) with 3 % noise on top. Of those a single
+Measurements are drawn from the truth of every shipped fabric with its noise; with `--data` from the repetitions of
+every grid recorded below that folder instead (lib/data/recorded_grids.py), with 3 % noise on top. Of those a single
 sample may decide a whole place, so small ones are drawn more often, and the mean's standard error is printed.
 `active_minus_even_worst_se`: of the recorded grids, the largest excess of the active sweep's regret over that of
 exactly as many samples spread evenly, in standard errors of the paired difference over draws.
@@ -186,14 +186,14 @@ def recorded(grid: recorded_grids.Grid) -> Machine:
     )
 
 
-def machines(data: Path | None, *, quick: bool, recorded_only: bool) -> Iterator[Machine]:
-    """Every shipped fabric, then every recorded grid."""
-    for name in () if recorded_only else fabric.names():
+def machines(data: Path | None, *, quick: bool) -> Iterator[Machine]:
+    """Every shipped fabric, or every recorded grid."""
+    if data is not None:
+        yield from map(recorded, recorded_grids.load(data))
+        return
+    for name in fabric.names():
         for communicator in communicators(name, quick=quick):
             yield emulated(name, communicator)
-    if data is not None:
-        for grid in recorded_grids.load(data):
-            yield recorded(grid)
 
 
 def communicators(name: str, *, quick: bool) -> list[CommunicatorClass]:
@@ -243,26 +243,19 @@ def fabric_cells() -> Sequence[tuple[Algorithm, Protocol]]:
 
 def main() -> None:
     parser = options_of(__doc__, quick="fewer launches, communicators and seeds")
-    parser.add_argument("--data", type=a_folder, help="folder with recorded grids, e.g. published nccl-tests logs")
-    parser.add_argument("--grids-only", action="store_true", help="leave the launches out")
-    parser.add_argument("--recorded-only", action="store_true", help="leave the shipped fabrics out, too")
+    parser.add_argument("--data", type=a_folder, help="folder with recorded grids")
     arguments = parser.parse_args()
-    arguments.grids_only |= arguments.recorded_only
-    if arguments.recorded_only and arguments.data is None:
-        parser.error("--recorded-only without --data leaves nothing to sweep")
+    swept = list(machines(arguments.data, quick=arguments.quick))
+    if not swept:
+        parser.error(f"--data {arguments.data}: no table below it has default and forced settings of enough sizes")
     results = []
-    if arguments.data is not None and not recorded_grids.load(arguments.data):
-        parser.error(
-            f"--data {arguments.data}: no log or document below it has default and forced settings of enough sizes"
-        )
-    if not arguments.grids_only:
+    if arguments.data is None:
         one_group = settings_per_minute(100 if arguments.quick else 300)
         relaunched = settings_per_minute_relaunched(2 if arguments.quick else 5)
         results += [
             Result("settings_per_minute", one_group, "1/min"),
             Result("settings_per_minute_ratio_relaunch", one_group / relaunched, "", ">= 10", "one launch per setting"),
         ]
-    swept = list(machines(arguments.data, quick=arguments.quick, recorded_only=arguments.recorded_only))
     found = []
     for one in swept:
         n_draws = max(2, one.n_draws // QUICK_SHARE) if arguments.quick else one.n_draws

@@ -18,8 +18,8 @@ calls. Figures, over sequences:
     false_change_share_alike  the same where all environments take as long as the usual one
 
 Never to change has 0 of all. `@all_once` (every environment once, then the fastest) and `@best` (in hindsight) are what
-else one could do; `@budget…` is ours with another share of time that trials may lose, and `@book` ours if a fleet's
-book knows calls of other jobs on the same hardware. `--sealed` plays seeds that nothing was chosen on.
+else one could do; `@book` is ours if a fleet's book knows calls of other jobs on the same hardware.
+`--sealed` plays seeds that nothing was chosen on.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ import argparse
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from benchmarks.lib.argument_types import positive
-from benchmarks.lib.data.environment_family import Machine, draw, matches, recorded
+from benchmarks.lib.data.environment_family import Machine, draw, recorded
 from benchmarks.lib.reporting import Result, report
 from zerotune.tuner.environment.candidates import Candidate
-from zerotune.tuner.environment.trials import LOSS_SHARE, USUAL, JobResult, Outcome, kept, next_job
+from zerotune.tuner.environment.trials import USUAL, JobResult, Outcome, kept, next_job
 
 N_JOBS: Final = 12
 N_MACHINES: Final = 400
@@ -46,7 +45,6 @@ N_QUICK: Final = 60
 SEALED_FROM: Final = 540_000
 LEAST_GAIN: Final = 0.01
 """Of a step: with less to gain a machine says nothing of the share that is reached."""
-BUDGETS: Final = (0.005, 0.05, 0.2)
 TAIL_FREEDOM: Final = 4.0
 
 Policy = Callable[[Sequence[JobResult], Sequence[Candidate]], str]
@@ -128,15 +126,14 @@ def _candidate(place: int) -> Candidate:
     return Candidate("NCCL_ENVIRONMENT", str(place))
 
 
-def ours(history: Sequence[JobResult], candidates: Sequence[Candidate], loss_share: float = LOSS_SHARE) -> str:
+def ours(history: Sequence[JobResult], candidates: Sequence[Candidate]) -> str:
     """The policy that is judged."""
-    return next_job(history, candidates, loss_share).change
+    return next_job(history, candidates).change
 
 
 def figures(machines: Sequence[Machine], prefix: str = "") -> Iterator[Result]:
     """All figures of these machines."""
-    budgets = {f"@budget{share:g}": partial(ours, loss_share=share) for share in BUDGETS}
-    policies: dict[str, Policy | None] = {"": ours, "@all_once": all_once, **budgets, "@book": None}
+    policies: dict[str, Policy | None] = {"": ours, "@all_once": all_once, "@book": None}
     for name, policy in policies.items():
         keeps = fastest if name == "@all_once" else kept
         aims = {key: "" if name else aim for key, aim in AIMS.items()}
@@ -189,7 +186,6 @@ def main() -> None:
     first = SEALED_FROM if arguments.sealed else 0
     seeds = range(first, first + (N_QUICK if arguments.quick else arguments.machines))
     found += figures([draw(seed) for seed in seeds])
-    found += matches(seeds)
     if arguments.data is not None:
         if not arguments.data.is_dir():
             parser.error(f"--data {arguments.data} is no folder; name the one that holds the files")

@@ -15,29 +15,20 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.pool import IMapIterator
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.lib.data.data_sets import DataSet
-from benchmarks.lib.data.machine_family import Machine, draw, matches, with_tails
+from benchmarks.lib.data.data_sets import DataSet, Problem
+from benchmarks.lib.data.machine_family import Machine, draw, with_tails
 from benchmarks.lib.reporting import Result
 from benchmarks.lib.simulated.host_view import HostView
 from benchmarks.policy.recorded_figures import JUDGED_CALLS, LEAST_GAIN, reached_95
 from benchmarks.policy.regret_jobs import COMM_SHARE_OF_STEP, COMPUTE_NOISE, Ours, knowledge_after, play
-from benchmarks.policy.regret_policies import (
-    BoundedThompson,
-    CoordinateDescent,
-    Default,
-    Later,
-    Offline,
-    Problem,
-    Thompson,
-    Ucb1,
-)
+from benchmarks.policy.regret_policies import BoundedThompson, Default, Later, Thompson
 from zerotune.tuner.learning.knowledge import Knowledge
 
 Floats = NDArray[np.float64]
@@ -45,6 +36,8 @@ Floats = NDArray[np.float64]
 POLICY_RELEASE: Final = 1
 """Of the policy, as far as the sealed seeds are concerned: raised by one in the change that records a look at them."""
 N_MACHINES: Final = 48
+FIRST_SEED: Final = 1000
+"""Of the machines that anybody may look at."""
 SEALED_FAMILY_SEEDS: Final = range(800_000 + 1000 * POLICY_RELEASE, 801_000 + 1000 * POLICY_RELEASE)
 """Of machines that a release of the policy is judged on once. Then they are retired: the next one has others."""
 LONG_EVERY: Final = 2
@@ -57,13 +50,6 @@ QUICK_S: Final = 40.0
 """With --quick, keys of a machine at most, and when those that are not judged yet are left out."""
 COLD, LATER, LONG = "cold", "warm", "2000"
 THOMPSON: Final = (Thompson.name, BoundedThompson.name)
-
-
-class Recordings(Protocol):
-    """Gives recordings."""
-
-    def __call__(self, *, sealed: bool) -> Iterator[DataSet]:
-        """Those that are kept aside, or the others."""
 
 
 class Played(NamedTuple):
@@ -169,8 +155,7 @@ def _pasts(machine: Machine, earlier: Ours, play_on: Callable[[list[Problem]], O
 
 def family_peers(problems: Sequence[Problem], rng: np.random.Generator) -> list[Default]:
     """What ours is compared with."""
-    online = [policy(problems, rng) for policy in (Ucb1, Thompson, BoundedThompson, CoordinateDescent)]
-    return [Default(), Offline(problems, rng, "argmin_table"), *online]
+    return [Thompson(problems, rng), BoundedThompson(problems, rng)]
 
 
 def recorded_machine(data: DataSet) -> Machine:
@@ -302,27 +287,27 @@ def _judged(task: tuple[Machine, bool, bool]) -> Judged:
     return judged(machine, is_long=is_long, is_quick=is_quick)
 
 
-def family_results(first_seed: int, recordings: Recordings, *, is_quick: bool, with_sealed: bool) -> Iterator[Result]:
+def family_results(
+    recordings: Callable[[bool], Iterator[DataSet]], *, is_quick: bool, with_sealed: bool
+) -> Iterator[Result]:
     """All figures of the family, and of recordings beside it.
 
     Args:
-        first_seed: of the machines that anybody may look at.
-        recordings: gives those that are kept aside (`sealed=True`), or the others.
+        recordings: gives those that are kept aside, or the others.
         is_quick: few small machines, within 60 s.
         with_sealed: on what is kept aside, too.
 
     Yields:
-        How machines match recorded ones, what policies did there, and how much worse it went where nobody tuned.
+        What policies did there, and how much worse it went where nobody tuned.
     """
-    sides = {"": range(first_seed, first_seed + N_MACHINES), "sealed_": SEALED_FAMILY_SEEDS[:N_MACHINES]}
+    sides = {"": range(FIRST_SEED, FIRST_SEED + N_MACHINES), "sealed_": SEALED_FAMILY_SEEDS[:N_MACHINES]}
     started_s = time.monotonic()
     found: dict[str, list[Judged]] = {}
     groups: dict[str, list[Machine]] = {}
     for side, seeds in sides.items() if with_sealed else [*sides.items()][:1]:
         groups[side] = [draw(seed) for seed in seeds]
-        if measured := [recorded_machine(one) for one in recordings(sealed=bool(side))]:
+        if measured := [recorded_machine(one) for one in recordings(bool(side))]:
             groups[f"{side}recorded_"] = measured
-    yield from matches([machine.problems for machine in groups[""]])
     for at, (prefix, machines) in enumerate(groups.items(), 1):
         until_s = started_s + QUICK_S * at / len(groups) if is_quick else math.inf
         found[prefix] = judge_family(machines, is_quick=is_quick, until_s=until_s)

@@ -13,15 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.lib.data.data_sets import Problem
 from benchmarks.lib.reporting import Result
-from benchmarks.policy.regret_policies import Problem
 
 KEPT_ASIDE_ONE_IN = 3
 """Recordings, by the hash of their names."""
-SEALED_SEEDS = range(700_000, 700_012)
-"""Of generated fabrics that nobody looks at while the policy is worked on; written down before any was run."""
-SEALED_JOB_SEEDS = range(710_000, 710_032)
-"""Of random fabrics on which communication hides; as sealed as the others."""
 LEAST_GAIN = 0.02
 """Of all calls' time: with less to gain, whether it is reached says little."""
 JUDGED_CALLS = 200

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lib.data.data_sets import Facts, Measured
+from benchmarks.lib.data.data_sets import DataSet, Facts, Measured, Problem
 from benchmarks.lib.simulated.host_view import IN_LOCKSTEP, HostView, Underway
-from benchmarks.policy.regret_policies import Default, Problem
+from benchmarks.policy.regret_policies import Default
 from zerotune.store.records import BASELINE, Candidate, DecisionKey, Plan, StepRecord, TimingSource, size_class
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
@@ -35,7 +35,6 @@ class Ours(Default):
         facts: Facts,
         knowledge: Knowledge,
         looks_every: int = 1,
-        settings: BrainSettings | None = None,
         *,
         view: HostView = IN_LOCKSTEP,
         compute_noise: float = COMPUTE_NOISE,
@@ -44,7 +43,7 @@ class Ours(Default):
         self._looks_every = looks_every
         self._underway = Underway(view)
         self._compute_noise = compute_noise
-        self.brain = Brain(name, "fabric", facts, knowledge, settings or BrainSettings(), lambda: 0.0)
+        self.brain = Brain(name, "fabric", facts, knowledge, BrainSettings(), lambda: 0.0)
         self.brain.restrict(Measured(facts, problems))
         self._problems = problems
         self._compute_us = sum(p.truth_us[0] for p in problems) * (1.0 / COMM_SHARE_OF_STEP - 1.0)
@@ -141,24 +140,11 @@ def play(
     return arms
 
 
-def warm_knowledge(
-    problems: Sequence[Problem], facts: Facts, n_calls: int, seed: int = 1, looks_every: int = 1
-) -> Knowledge:
-    """What an earlier job leaves in the store: its model and its statistics.
-
-    Args:
-        problems: keys with true times.
-        facts: of the fabric.
-        n_calls: per key in the earlier job.
-        seed: of its noise.
-        looks_every: steps between two questions for a plan.
-
-    Returns:
-        The knowledge that the next job starts with.
-    """
-    first = Ours("earlier", problems, facts, Knowledge(), looks_every)
-    play(problems, [first], n_calls, seed)
-    return knowledge_after(np.concatenate(first.measured), facts)
+def warm_knowledge(data: DataSet, n_calls: int) -> Knowledge:
+    """What an earlier job with so many calls per key leaves in the store: its model and its statistics."""
+    first = Ours("earlier", data.problems, data.facts, Knowledge())
+    play(data.problems, [first], n_calls, seed=1)
+    return knowledge_after(np.concatenate(first.measured), data.facts)
 
 
 def knowledge_after(block: np.ndarray, facts: Facts) -> Knowledge:

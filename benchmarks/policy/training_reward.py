@@ -1,27 +1,24 @@
 """Are collectives judged by what training feels? Step time of jobs whose communication hides behind computation.
 
-    python -m benchmarks training_reward [--generated N] [--looks-every N] [--steps N] [--quick] [--json]
+    python -m benchmarks training_reward [--quick] [--json]
 
 Forward gathers are waited for; backward gathers, gradient scatters and gathers after the step hide behind
-computation, which their channels slow down while they run. Per fabric the brain plays whole jobs (emulated
+computation, which their channels slow down while they run; a GPU tells the host of it late, and never what was waited
+for. Per fabric the brain plays whole jobs (emulated
 truth, seeded noise, no process, no sleeping); then the settings it ended with are played without noise, beside NCCL's
 own choice, the settings that are fastest alone, and the ones that are best in this training, as the truth tells.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from statistics import median
 
 from rich.progress import track
 
-from benchmarks.lib.argument_types import natural, positive
-from benchmarks.lib.data.data_sets import GENERATED_BASES
-from benchmarks.lib.data.generated_fabrics import generate
-from benchmarks.lib.reporting import Result, report
-from benchmarks.lib.simulated import host_view
+from benchmarks.lib.reporting import Result, options_of, report
 from benchmarks.lib.simulated.brain_world import Call, OverlappedWorld, decided, make_brain, play
+from benchmarks.lib.simulated.host_view import AS_A_GPU_TELLS, seen_as
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase
 
@@ -35,22 +32,20 @@ PHASES = (
 WAITED_FOR = frozenset({Phase.forward_gather})
 EXPONENTS = (18, 20, 22, 24, 26)
 N_EACH = 3
-FIRST_SEED = 7000
-"""Of generated fabrics; none of them was looked at while the policy was made."""
 HIDDEN_SHARE = 0.3
 """How long hidden collectives take by NCCL's own choice, as a share of the computation."""
 
 Choice = Callable[[Call], Candidate]
 
 
-def world_of(path: str, seed: int) -> OverlappedWorld:
+def world_of(name: str, seed: int) -> OverlappedWorld:
     """One job on a fabric."""
-    machine = fabric.load(path)
+    machine = fabric.load(name)
     place = machine.communicator(range(min(16, machine.max_ranks)))
     calls = [
         Call(kind, phase, 1 << exponent) for exponent in EXPONENTS for kind, phase in PHASES for _ in range(N_EACH)
     ]
-    world = OverlappedWorld(path, place, calls, seed=seed, waited_for=WAITED_FOR)
+    world = OverlappedWorld(name, place, calls, seed=seed, waited_for=WAITED_FOR)
     world.compute_us = sum(world.truth(call, BASELINE)[0] for call in calls if call.phase not in WAITED_FOR)
     world.compute_us /= HIDDEN_SHARE
     return world
@@ -77,45 +72,18 @@ def step_us(world: OverlappedWorld, chosen: Choice) -> float:
     return float(world.compute_us) + sum(training_us(world, call, chosen(call)) for call in world.calls)
 
 
-def whole_job(path: str, seed: int, looks_every: int, lengths: Collection[int]) -> dict[int, float]:
-    """What training took from the first step on, exploration included, as the truth tells.
-
-    Args:
-        path: of the fabric's file, or its name.
-        seed: of the noise.
-        looks_every: steps between two questions for a plan.
-        lengths: steps after which jobs are judged.
-
-    Returns:
-        By length, the mean of all steps so far in percent of a step with NCCL's own choices.
-    """
-    world = world_of(path, seed)
-    brain, plan, now_us = make_brain(world), world.plan, step_us(world, lambda _: BASELINE)
-    default_us, total_us, found = now_us, 0.0, {}
-    for step in range(1, max(lengths) + 1):
-        if world.plan is not plan:
-            plan, now_us = world.plan, step_us(world, world.chosen)
-        total_us += now_us
-        play(world, brain, 1, looks_every=looks_every)
-        if step in lengths:
-            found[step] = 100.0 * total_us / (step * default_us)
-    return found
-
-
-def judged(name: str, path: str, n_seeds: int, n_steps: int, looks_every: int) -> Iterator[Result]:
+def judged(name: str, n_seeds: int, n_steps: int) -> Iterator[Result]:
     """All figures of one fabric.
 
     Args:
-        name: of the fabric, as it is shown.
-        path: of its file, or its name.
+        name: of the fabric.
         n_seeds: jobs.
         n_steps: of each.
-        looks_every: steps between two questions for a plan.
 
     Yields:
         Step times in percent of those with NCCL's own choice.
     """
-    world = world_of(path, 0)
+    world = world_of(name, 0)
     options = {
         call: make_brain(world)._costs.candidates(world.communicator, call.collective)
         for call in dict.fromkeys(world.calls)
@@ -126,9 +94,9 @@ def judged(name: str, path: str, n_seeds: int, n_steps: int, looks_every: int) -
     floor_us = step_us(world, best.__getitem__)
     ours_us, spent, differing = [], [], []
     for seed in range(n_seeds):
-        played = world_of(path, seed)
+        played = world_of(name, seed)
         brain = make_brain(played)
-        play(played, brain, n_steps, looks_every=looks_every)
+        play(played, brain, n_steps)
         ours = {call: decided(brain)(call) for call in options}
         ours_us.append(step_us(world, ours.__getitem__))
         spent.append(brain.spent_percent)
@@ -157,26 +125,13 @@ def judged(name: str, path: str, n_seeds: int, n_steps: int, looks_every: int) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="one job of 300 steps per fabric")
-    parser.add_argument("--only", default="", metavar="TEXT", help="fabrics whose name holds this")
-    parser.add_argument("--generated", type=natural, default=0, metavar="N", help="N random fabrics besides")
-    parser.add_argument("--looks-every", type=positive, default=1, metavar="N", help="steps between two plans")
-    parser.add_argument("--steps", type=positive, metavar="N", help="of each job (1,000; with --quick 300)")
-    host_view.add_arguments(parser)
+    parser = options_of(__doc__, quick="one job of 300 steps per fabric")
     arguments = parser.parse_args()
-    machines = {name: name for name in fabric.names() if arguments.only in name}
-    for seed in range(FIRST_SEED, FIRST_SEED + arguments.generated):
-        machines[f"generated_{seed}"] = str(generate(seed, GENERATED_BASES[seed % len(GENERATED_BASES)]))
-    if not machines:
-        parser.error(f"--only {arguments.only} is part of no shipped fabric's name: {', '.join(fabric.names())}")
     n_seeds, n_steps = (1, 300) if arguments.quick else (5, 1000)
-    n_steps = arguments.steps or n_steps
     results: list[Result] = []
-    with host_view.seen_as(host_view.view_of(arguments)):
-        for name, path in track(machines.items(), "fabrics", transient=True):
-            results += judged(name, path, n_seeds, n_steps, arguments.looks_every)
+    with seen_as(AS_A_GPU_TELLS):
+        for name in track(fabric.names(), "fabrics", transient=True):
+            results += judged(name, n_seeds, n_steps)
     report("training_reward", results, as_json=arguments.json)
 
 

@@ -58,21 +58,13 @@ FAULTS: Final = (
 STALLS: Final = ("worst_step_ms", "worst_step_beyond_twin_ms")
 """Of chaos: what the worst stall of ours is read beside."""
 
-RECORDINGS: Final = "--data benchmarks/recordings --recorded-only"
-
-ON_A_GPU: Final = "--host-ahead 3 --exposure hidden"
-"""As a GPU tells it: steps later, and nothing of what computation waits for."""
-
 RUNS: Final = (
     Run("demo", "demo --picture docs/pictures/demo.svg"),
-    Run("soak", "soak", shown=("n_collectives_per_rank", "n_epochs")),
     Run("first_contact", "first_contact", timeout_s=2 * 3600.0),
-    Run("brain_safety", f"brain_safety {ON_A_GPU}"),
-    Run("brain_safety_all_known", "brain_safety"),
+    Run("brain_safety", "brain_safety"),
     Run("gain_interval", "gain_interval", shown=("gain_interval_width", "gain_of_5_percent_seen")),
-    Run("policy_regret", "policy_regret --ours-only", shown=("calls_to_95_percent_of_all_gain",)),
-    Run("policy_regret_generated", "policy_regret --ours-only --calls 100 --generated 12 --only generated --sealed"),
-    Run("policy_regret_recorded", f"policy_regret --ours-only {RECORDINGS} --sealed", shown=("recorded_grids",)),
+    Run("policy_regret", "policy_regret", shown=("calls_to_95_percent_of_all_gain",)),
+    Run("policy_regret_recorded", "policy_regret --data benchmarks/recordings --sealed", shown=("recorded_grids",)),
     Run(
         "policy_family",
         "policy_regret --family --sealed --data benchmarks/recordings",
@@ -91,10 +83,7 @@ RUNS: Final = (
             "recorded_machines",
         ),
     ),
-    Run("training_reward", f"training_reward --quick {ON_A_GPU}", shown=("share_of_gain",)),
-    Run("varying_steps", f"varying_steps --quick {ON_A_GPU}", shown=("share_of_gain",)),
-    Run("slow_earlier_jobs", "slow_earlier_jobs --quick"),
-    Run("prediction_held_out", "prediction_held_out --quick --by size range cell channels ranks fabric"),
+    Run("training_reward", "training_reward --quick", shown=("share_of_gain",)),
     Run("stage_fingerprint", "stage_fingerprint"),
     Run("advise_error", "advise_error", shown=("memory_error_median",)),
     Run("zero_paper", "zero_paper"),
@@ -105,7 +94,7 @@ RUNS: Final = (
         shown=("blamed_wrongly_at_any_time", "jobs_without_late_ranks", "steps_to_name_median", "steps_to_name_p99"),
     ),
     Run("replay", "replay_speed --check-only --seed 3"),
-    Run("sweep_recorded", f"sweep_speed --quick {RECORDINGS}"),
+    Run("sweep_recorded", "sweep_speed --quick --data benchmarks/recordings"),
     Run("store_faults", "store_faults", timeout_s=2 * 3600.0, shown=FAULTS),
     Run("field", "field"),
     Run("doors", "doors", timeout_s=3600.0),
@@ -157,9 +146,9 @@ README_FIGURES: Final = (
         "time lost to trials where NCCL's own choice is the best, worst of the same",
     ),
     ReadmeFigure(
-        "soak",
-        "n_disagreements",
-        "ranks that disagree, in {n_collectives_per_rank} collectives under {n_epochs} plans",
+        "chaos_daemon_deaths",
+        "disagreements",
+        "collectives for which ranks disagree, in {steps} steps while the daemon dies {daemon_deaths} times",
     ),
     ReadmeFigure("plugin_lookup", "lookup_record_p50_ns", "what the plugin adds to a collective"),
     ReadmeFigure("overhead", "step_overhead_percent", "what the agent adds to a training step"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,11 +53,6 @@ class Outcomes:
     def all_well(self) -> bool:
         """Whether nothing failed."""
         return all(one.outcome != "failed" for one in self._all.values())
-
-    def ok_share(self) -> float:
-        """Of the cases that were carried out, how many went well; NaN if none was."""
-        carried_out = [one for one in self._all.values() if one.outcome != "skipped"]
-        return sum(one.outcome == "ok" for one in carried_out) / len(carried_out) if carried_out else math.nan
 
     def table(self, cases: Sequence[str]) -> str:
         """A line per case, a column per release, then the reasons."""

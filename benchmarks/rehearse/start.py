@@ -18,7 +18,7 @@ from zerotune.agent.nccl.libnccl import LIBRARY, LIBRARY_VARIABLE, Libnccl
 from zerotune.agent.nccl.mock_cuda.device_functions import device_functions
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.agent.nccl.mock_cuda.mock import Patched
-from zerotune.agent.nccl.mock_cuda.timing_source import records_say_emulated
+from zerotune.agent.nccl.mock_cuda.timing_source import mark_records_emulated
 from zerotune.store.errors import UserError
 
 _BLAS: Final = ("libcublasLt.so.*", "libcublas.so.*")
@@ -41,14 +41,14 @@ def start() -> None:
     fabric = rehearsal.fabric
     runtime = _library("libcudart.so.*")
     mock = MockGpu(in_front=True)
-    machine = read_machine(Path(os.environ["NCCL_TOPO_FILE"])).seen_with(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    machine = read_machine(Path(os.environ["NCCL_TOPO_FILE"])).with_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
     # torchrun's node, unless the program says which hosts its ranks are to be, and how they reach each other
     host = os.environ.get("NCCL_HOSTID", "")
     if not host or host.startswith(_HOST):  # torchrun imports torch, too, and its ranks inherit what that set
         host = f"{_HOST}{fabric.name}-{os.environ.get('GROUP_RANK', '0')}"
     net_plugin = os.environ.get("NCCL_NET_PLUGIN")
     cuda_version = int(runtime.suffix[1:]) * 1000 + (90 if runtime.suffix == ".12" else 0)
-    mock.lend(machine, host, cuda_version)
+    mock.set_machine(machine, host, cuda_version)
     if net_plugin is not None:
         os.environ["NCCL_NET_PLUGIN"] = net_plugin
     ctypes.CDLL("libcuda.so.1")  # by this name it is found from now on
@@ -74,7 +74,7 @@ def start() -> None:
         flops_per_ns=compute.tflops * compute.efficiency * 1000.0 / slower,
         host_us=HOST_US * slower,
     )
-    records_say_emulated(os.environ.get("NCCL_PROFILER_PLUGIN", ""))
+    mark_records_emulated(os.environ.get("NCCL_PROFILER_PLUGIN", ""))
     atexit.register(_fail_if_freed_memory_was_used, mock)
     _started.append(mock)
     if os.environ.get("LOCAL_RANK", "0") == "0":

@@ -1,6 +1,6 @@
 """The ZeRO runtime against FSDP2, DeepSpeed, ZeroRedundancyOptimizer and DDP: tokens per second and memory.
 
-    python -m benchmarks zero_vs_peers [--json] [--quick] [--only tiny-fp32-2] [--keep results.jsonl]
+    python -m benchmarks zero_vs_peers [--json] [--quick]
 
 A cell is a model, a precision and a number of ranks. All contenders of a cell train copies of one GPT in the same
 processes over gloo, one step each in turn, so that noise meets all alike; a figure is a median. `cpu_ratio` compares
@@ -11,7 +11,7 @@ Memory is the peak resident set over what the process has resident after one for
 system: what tensors take, not how a heap was cut up. `theory` adds the formula's model states to what a
 forward and backward of plain torch keeps for activations.
 
-With `--keep`, cells that are in the file are not run again. A peer that is not installed is left out, and said so;
+A peer that is not installed is left out, and said so;
 DeepSpeed goes into an environment of its own, as docs/design/zero.md says.
 """
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import json
 import multiprocessing
 import os
 import statistics
@@ -27,14 +26,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.argument_types import a_file_to_write
 from benchmarks.lib.free_port import free_port
-from benchmarks.lib.reporting import Result, options_of, report
+from benchmarks.lib.reporting import Result, options_of, report, say
 from benchmarks.runtime import allocations
 from benchmarks.runtime.contenders import LOADS, Load, build
 from zerotune.tuner.advice import zero_formulas
@@ -302,40 +299,16 @@ def run_once() -> list[Result]:
 
 
 def main() -> None:
-    names = [cell.name for cell in CELLS]
     parser = options_of(__doc__, quick="the first cell within a minute, wider noise")
-    parser.add_argument("--only", action="append", choices=names, help="a cell; may be given several times")
-    parser.add_argument("--keep", type=a_file_to_write, help="file of cells that are done, read and added to")
     options = parser.parse_args()
-    cells = (replace(CELLS[0], seconds=QUICK_S),) if options.quick else CELLS
-    known = [cell.name for cell in cells]
-    if options.only and not set(known) & set(options.only):
-        parser.error(f"with these options there are {', '.join(known)}, not {', '.join(options.only)}")
-    done: dict[str, list[dict[str, Any]]] = {}
-    if options.keep and options.keep.exists():
-        try:
-            done = {line["cell"]: line["results"] for line in map(json.loads, options.keep.read_text().splitlines())}
-        except (OSError, ValueError, KeyError, TypeError):
-            parser.error(f"--keep {options.keep} holds no cells of this benchmark; name another file")
     if not importlib.util.find_spec("deepspeed"):
-        print("deepspeed is not installed: its rows are left out (docs/design/zero.md says how)", flush=True)
-    jobs: dict[str, Callable[[], list[Result]]] = {
-        cell.name: partial(run_cell, cell) for cell in cells if not options.only or cell.name in options.only
-    }
-    if not options.only:
-        jobs["once"] = run_once
+        say("deepspeed is not installed: its rows are left out (docs/design/zero.md says how)")
     results: list[Result] = []
-    for name, job in jobs.items():
-        began = time.monotonic()
-        if name not in done:
-            print(f"{name} ...", flush=True)
-            done[name] = [asdict(result) for result in job()]
-            print(f"{name} took {time.monotonic() - began:.0f} s", flush=True)
-            if options.keep:
-                with options.keep.open("a") as file:
-                    file.write(json.dumps({"cell": name, "results": done[name]}) + "\n")
-        results += [Result(**fields) for fields in done[name]]
-    report("zero_vs_peers", results, as_json=options.json)
+    for cell in (replace(CELLS[0], seconds=QUICK_S),) if options.quick else CELLS:
+        began_s = time.monotonic()
+        results += run_cell(cell)
+        say(f"{cell.name} took {time.monotonic() - began_s:.0f} s")
+    report("zero_vs_peers", [*results, *run_once()], as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Attacks on what is open to others: other users of a node, strangers of the network, and files that others wrote.
+"""Attacks on what is open to others, made from outside: by strangers of the network, and by files that others wrote.
 
 Each attack is made in a folder of its own, on this machine only, and *holds* where the product refuses, goes on and
 keeps what was there, within `LONGEST_S`.
@@ -7,17 +7,15 @@ keeps what was there, within `LONGEST_S`.
 * worst_memory_mib: the most that a process of ours held meanwhile.
 * worst_wait_s: the longest that a command or an honest client waited for its answer.
 
-Some give files to other users, which needs root: otherwise they are left out, and that is told.
+What other users of a node, of a fleet or of a cache may try is in tests/all_users, tests/fleet and tests/nccl.
 
 Run: python -m benchmarks doors [--quick] [--json]
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import resource
-import shutil
 import signal
 import socket
 import sqlite3
@@ -27,47 +25,24 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import zmq
 
 from benchmarks.lib.faults import place_attacks
-from benchmarks.lib.faults.shared_pieces import pieces_of_settings
 from benchmarks.lib.faults.wire_tap import WireTap
-from benchmarks.lib.fleet.fleet_attacks import (
-    anothers_name,
-    bomb,
-    changed_content,
-    eight_names,
-    many_keys,
-    masked,
-    one_bad_entry,
-    respelled_book,
-    shared,
-)
 from benchmarks.lib.free_port import free_port
 from benchmarks.lib.reporting import Result, options_of, report, say
 from zerotune.agent.daemon_link.keys import use_client_keys
-from zerotune.agent.nccl.compiled import PLUGIN, cache_folder
 from zerotune.store import wire
-from zerotune.store.atomic_file import atomic_write
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.all_users.folders import User
-from zerotune.tuner.all_users.user_process import UserProcess, outputs_of
 from zerotune.tuner.client.status import fetch_status
-from zerotune.tuner.fleet.building import STATE_SUFFIX, build
-from zerotune.tuner.fleet.signing import Signer, Verifier, make_key
-from zerotune.tuner.modeling.knowledge_pool import KnowledgePool
 from zerotune.tuner.service.endpoint import make_keys
 
 LONGEST_S: Final = 25.0
 MOST_MIB: Final = 1536
-STRANGER: Final = 25_001
-"""A number that no user of the machine should have."""
 MOST_GROWN_BYTES: Final = 40 << 20
 """By which a daemon may grow while a peer greets it."""
 MAX_FILES: Final = 320
@@ -163,20 +138,6 @@ def planted_module(folder: Path) -> bool:
         if (found := fetch_status(endpoint, 5.0)) is not None:
             os.kill(found.daemon_pid, signal.SIGTERM)
     return not (folder / "ran").exists()
-
-
-def planted_library(folder: Path, *, of_stranger: bool) -> bool:
-    """A library with the mark of our sources lies in a cache that others may write to, or have made."""
-    root = folder / "site-packages" / "nccl"
-    shutil.copytree(PLUGIN.root / "plugin", root / "plugin", ignore=shutil.ignore_patterns("*.so", "*.lock"))
-    installed = replace(PLUGIN, root=root)
-    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    try:
-        planted = installed.build()
-        os.chown(planted, STRANGER, STRANGER) if of_stranger else cache_folder().chmod(0o777)
-        return installed.path() is None
-    finally:
-        del os.environ["XDG_CACHE_HOME"]
 
 
 def few_files(folder: Path) -> bool:
@@ -292,93 +253,6 @@ def greeting(number: int, facts: dict[str, str | int | float | bool]) -> wire.He
     return wire.Hello(f"job{number}", 0, 1, 0, "node", 1, f"fabric{number}", facts, 22809, 5)
 
 
-def state_of(change: Callable[[Path], None]) -> Callable[[Path], bool]:
-    """What was merged is another's."""
-
-    def attack(folder: Path) -> bool:
-        shared(folder, "a")
-        build(str(folder / "fleet"), folder / "book")
-        change(folder / f"book{STATE_SUFFIX}")
-        return is_refused(command(folder, "store", "book", "build", "fleet", "--out", "book"))
-
-    return attack
-
-
-def with_a_view(state: Path) -> None:
-    """A view stands in for a table."""
-    import duckdb
-
-    with duckdb.connect(str(state)) as connection:
-        connection.execute("ALTER TABLE fabrics RENAME TO f; CREATE VIEW fabrics AS SELECT * FROM f")
-
-
-def older_book(folder: Path) -> bool:
-    """An older book with a good signature comes after a newer one."""
-    from zerotune.tuner.fleet.shelf import Shelf
-
-    os.environ["XDG_STATE_HOME"] = str(folder / "state")
-    try:
-        shared(folder, "a")
-        key = make_key(folder / "key")
-        books = []
-        for _ in range(2):
-            build(str(folder / "fleet"), folder / "book", signer=Signer.from_file(folder / "key"))
-            books.append((folder / "book").read_bytes())
-        shelf = Shelf(str(folder / "book"), Verifier.of(key), read_every_s=0.05)
-        shelf.start()
-        shelf.told("fabric")
-        (folder / "book").write_bytes(books[0])
-        until(lambda: bool(shelf.error))
-        shelf.close()
-        return bool(shelf.error)
-    finally:
-        del os.environ["XDG_STATE_HOME"]
-
-
-def two_writers(folder: Path) -> bool:
-    """One ends while another still writes to the same name."""
-    with atomic_write(folder / "file") as first:
-        first.write_text("whole")
-        with suppress(ZeroDivisionError), atomic_write(folder / "file") as second:
-            second.write_text("ha")
-            raise ZeroDivisionError
-    return (folder / "file").read_text() == "whole" and len(list(folder.iterdir())) == 1
-
-
-def knowledge_bomb(folder: Path) -> bool:
-    """What another user shares is many empty lists."""
-    name = hashlib.sha256(b"fabric").hexdigest()[:32] + ".msgpack"
-    (folder / str(STRANGER)).mkdir()
-    n_lists = 15 << 20
-    head = msgspec.msgpack.encode({"version": 1, "fabric_id": "fabric", "statistics": []})
-    body = b"\xa6by_job\xdd" + n_lists.to_bytes(4, "big") + b"\x90" * n_lists
-    (folder / str(STRANGER) / name).write_bytes(bytes([head[0] + 1]) + head[1:] + body)
-    os.chown(folder / str(STRANGER) / name, STRANGER, STRANGER)
-    began_s = time.monotonic()
-    found = KnowledgePool(folder).others("fabric")
-    waits_s.append(time.monotonic() - began_s)
-    return found == []
-
-
-def much_said(_: Path) -> bool:
-    """A user's process says much to root, or nothing."""
-    users = [User(STRANGER + at, STRANGER + at, (), False) for at in range(2)]
-    commands = {users[0]: ["/bin/sh", "-c", "while :; do echo much; done"]}
-    commands[users[1]] = ["/bin/sh", "-c", "kill -STOP $$"]
-    return outputs_of(commands, {"PATH": os.defpath}, 2.0, 10_000, 2) == {}
-
-
-def stopped_at_once(_: Path) -> bool:
-    """A user stops a process of theirs as soon as root begins it."""
-    began_s = time.monotonic()
-    process = UserProcess(User(STRANGER, STRANGER, (), False), ["/bin/sh", "-c", "kill -STOP $$"], {})
-    waits_s.append(time.monotonic() - began_s)
-    process.signal(signal.SIGKILL)
-    while not process.has_ended and time.monotonic() - began_s < LONGEST_S:
-        time.sleep(0.01)
-    return process.code is not None and waits_s[-1] < 1.0
-
-
 def holds_places(attack: Callable[[Path, dict[str, str]], bool]) -> Callable[[Path], bool]:
     """Places that many share are held."""
     return lambda folder: attack(folder, environment(folder))
@@ -395,8 +269,6 @@ def attacks(*, is_quick: bool) -> Iterator[Attack]:
             yield f"store with {name}: check", brings(statements, "store", "check")
             yield f"store with {name}: explain", brings(statements, "explain", "--store")
     yield "module in the current folder", planted_module
-    if not is_quick:
-        yield "library in an open cache", lambda folder: planted_library(folder, of_stranger=False)
     yield "few descriptors", few_files
     yield "strangers who are silent", strangers(b"")
     if not is_quick:
@@ -406,37 +278,10 @@ def attacks(*, is_quick: bool) -> Iterator[Attack]:
     if not is_quick:
         facts: dict[str, str | int | float | bool] = {f"fact{number}": "x" * 500 for number in range(30)}
         yield "greetings of many fabrics", greets([greeting(number, facts) for number in range(3_000)])
-    yield "junk under others' names", masked
-    yield "one writer under eight names", eight_names
-    yield "another's name", anothers_name
-    yield "another's signature", changed_content
-    yield "eight keys that are not listed", many_keys
-    yield "one bad entry", one_bad_entry
-    yield "object with a long text", bomb("x" * (64 << 20), b"{}")
-    yield "object with long facts", bomb("node", b'{"a":"' + b"x" * (32 << 20) + b'"}')
-    yield "view in what was merged", state_of(with_a_view)
-    yield "older book", older_book
     if find_spec("uvicorn") is not None:
         yield "status page asked without end", holds_places(place_attacks.status_page_asked_without_end)
     yield "metrics asked slowly", holds_places(place_attacks.metrics_asked_slowly)
     yield "terminal of absurd width", holds_places(place_attacks.absurd_width)
-    yield "older book, its URL respelled", respelled_book
-    yield "two writers of one file", two_writers
-
-
-def attacks_as_root() -> Iterator[Attack]:
-    """Those that act as other users."""
-    yield "library of another user", lambda folder: planted_library(folder, of_stranger=True)
-    yield "what was merged is another user's", state_of(lambda state: os.chown(state, STRANGER, STRANGER))
-    yield "shared knowledge of empty lists", knowledge_bomb
-    yield "pieces of settings that are shared", pieces_of_settings
-    yield "much said to root", much_said
-    yield "process stopped at once", stopped_at_once
-    yield "leader of a silent name", holds_places(place_attacks.silent_names)
-    yield "descriptor used again", place_attacks.number_used_again
-    yield "user of a high number", place_attacks.high_number
-    yield "link for a socket", place_attacks.link_for_a_socket
-    yield "lies to root", place_attacks.lies_to_root
 
 
 def main() -> None:
@@ -445,9 +290,9 @@ def main() -> None:
     arguments = parser.parse_args()
     made = list(attacks(is_quick=arguments.quick))
     if os.getuid() == 0:
-        made += attacks_as_root()
+        made.append(("leader of a silent name", holds_places(place_attacks.silent_names)))
     else:
-        say(f"left out, as they need root: {', '.join(name for name, _ in attacks_as_root())}")
+        say("the leader of a silent name is left out, as it needs root")
     n_held = 0
     for name, attack in made:
         with tempfile.TemporaryDirectory(prefix="zt-") as folder:

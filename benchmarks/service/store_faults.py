@@ -19,14 +19,13 @@ with all that was written, with only what was synced, with sectors of 512 bytes 
 * unexpected_errors: what came up and is no refusal in one sentence, and refusals that did not end with the fault.
 * worst_stall_ms: the longest that a call which records took: none may wait for a disk.
 
-With --quick, or --minutes, as many faults as that time allows are taken, the kinds in turns.
+With --quick as many faults as a minute allows are taken, the kinds in turns. Ctrl-C tells what was found so far.
 
-Run: python -m benchmarks store_faults [--quick] [--json] [--minutes N]
+Run: python -m benchmarks store_faults [--quick] [--json]
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import json
@@ -46,8 +45,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.lib.argument_types import positive
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report, say
 from benchmarks.service.power_cut import Left, read_log
 
 SHIM: Final = Path(__file__).with_suffix(".c")
@@ -260,18 +258,11 @@ def measure(most_s: float | None, n_workers: int) -> tuple[Tally, int]:
         return tally, sum(len(Left) if job["do"] == "cut" else 1 for job in everything)
 
 
-def main() -> int:
+def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a sample of each kind; ends within 60 s")
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
-    parser.add_argument(
-        "--minutes", type=positive, help="a sample, for so long; default: all, half an hour; Ctrl-C tells what it found"
-    )
+    parser = options_of(__doc__, quick="a sample of each kind; ends within 60 s")
     arguments = parser.parse_args()
-    n_workers = max(1, os.cpu_count() or 1)
-    most_s = QUICK_S if arguments.quick else 60.0 * arguments.minutes if arguments.minutes else None
-    tally, n_all = measure(most_s, n_workers)
+    tally, n_all = measure(QUICK_S if arguments.quick else None, max(1, os.cpu_count() or 1))
     results = [
         Result("events", sum(tally.events.values()), "", "> 0"),
         *(Result(f"events:{kind.replace(' ', '_')}", n, "") for kind, n in sorted(tally.events.items())),
@@ -284,8 +275,7 @@ def main() -> int:
         Result("worst_stall_ms", tally.stall_ms, "ms", "<= 1000"),
     ]
     report("store_faults", results, as_json=arguments.json)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -60,7 +60,7 @@ def test_each_step_has_its_own_time_and_plan_at_every_lag(host_ahead: int) -> No
         job.step(number, host_ahead)
         assert len(job.told) == max(0, number - host_ahead)
     job.device.run()
-    job.timer.settle(is_last=True)
+    job.timer.report_ended(is_last=True)
     assert [(one.step, one.epoch) for one in job.told] == [(number, 1 + number) for number in range(1, N_STEPS)]
     assert [one.duration_us for one in job.told] == pytest.approx([work_us(number) for number in range(1, N_STEPS)])
     assert job.n_lost == 0
@@ -76,7 +76,7 @@ def test_steps_that_have_not_run_at_the_end_are_counted_and_nobody_waits_for_the
     job = Job()
     for number in range(10):
         job.step(number, 3)
-    job.timer.settle(is_last=True)
+    job.timer.report_ended(is_last=True)
     assert [one.step for one in job.told] == list(range(1, 7))
     assert job.n_lost == 3
 
@@ -116,7 +116,7 @@ def test_a_device_that_never_gets_on_is_not_waited_for_and_takes_no_memory() -> 
         job.step(number, 10 * MAX_UNDERWAY)
     assert not job.told
     job.device.run()
-    job.timer.settle(is_last=True)
+    job.timer.report_ended(is_last=True)
     assert [one.step for one in job.told] == list(range(1, MAX_UNDERWAY))
     assert len(job.told) + job.n_lost == 4 * MAX_UNDERWAY - 1
     for number in range(4 * MAX_UNDERWAY, 4 * MAX_UNDERWAY + 9):
@@ -129,7 +129,7 @@ def test_a_device_that_fails_raises_nothing_here() -> None:
     for number in range(20):
         job.device.has_failed = number >= 10
         job.step(number, 2)
-    job.timer.settle(is_last=True)
+    job.timer.report_ended(is_last=True)
     assert len(job.told) + job.n_lost == 19
 
 
@@ -139,7 +139,7 @@ def test_a_step_that_began_by_another_clock_has_no_time() -> None:
     job.timer.finish()
     job.timer.finish()
     job.timer.clock = EventClock(job.device)
-    job.timer.tell()  # another thread's, which leaves events to the one that trains
+    job.timer.report_from_other_thread()  # another thread's, which leaves events to the one that trains
     for number in range(3):
         job.step(number, 0)
     assert [one.step for one in job.told] == [1, 3, 4]

@@ -42,17 +42,17 @@ def code(said: str) -> str:
 
 
 FACTS = {
-    Reason.script_failed: Facts(**CALLED, has_heard=False, failure="ValueError, exit status 1"),
+    Reason.script_failed: Facts(**CALLED, has_answered=False, failure="ValueError, exit status 1"),
     Reason.one_rank: Facts(1, "cuda:nccl"),
     Reason.not_nccl: Facts(8, "cpu:gloo"),
     Reason.no_plugin: Facts(**NCCL, has_plugin=False),
     Reason.not_loaded: Facts(**NCCL, is_loaded=False),
     Reason.no_collectives: Facts(**NCCL, is_loaded=False, has_called=False),
-    Reason.no_row: Facts(**CALLED, has_plan_file=True, has_heard=False),
+    Reason.no_row: Facts(**CALLED, has_plan_file=True, has_answered=False),
     Reason.frozen: Facts(**CALLED, reasons=((Reason.frozen, "ranks of communicator 7 differ in their calls"),)),
     Reason.captured: Facts(**CALLED, replayed_share=0.95),
     Reason.no_steps: Facts(**(CALLED | {"n_steps": 0})),
-    Reason.no_daemon: Facts(**CALLED, has_heard=False, listened_s=60.0, endpoint="ipc:///d.sock"),
+    Reason.no_daemon: Facts(**CALLED, has_answered=False, listened_s=60.0, endpoint="ipc:///d.sock"),
     Reason.no_repetition: Facts(**(CALLED | {"n_steps": LEAST_STEPS - 1})),
     Reason.silent_daemon: Facts(**CALLED, n_matched=100, is_silent=True, endpoint="ipc:///d.sock"),
     Reason.in_shadow: Facts(**(CALLED | {"n_steps": 30}), shadow="at 2 keys another setting would run"),
@@ -70,7 +70,7 @@ def test_each_reason_is_told_by_its_code_and_with_its_details(reason: Reason) ->
 
 
 def test_the_last_line_tells_of_a_missing_daemon_before_a_short_job() -> None:
-    facts = CALLED | {"n_steps": 30, "has_heard": False, "listened_s": 0.5, "endpoint": "ipc:///d.sock"}
+    facts = CALLED | {"n_steps": 30, "has_answered": False, "listened_s": 0.5, "endpoint": "ipc:///d.sock"}
     assert code(line(Facts(**facts))) == Reason.no_repetition.name, "one may have been about to answer"
     assert code(line(Facts(**facts, is_absent=True))) == Reason.no_daemon.name
 
@@ -135,8 +135,8 @@ def test_steps_without_a_plan_are_neighbours_of_none() -> None:
 
 BEGIN = """
 import os, sys
-from zerotune.agent import vigil
-vigil.begin(sys.argv[1])
+from zerotune.agent import exit_watcher
+exit_watcher.begin(sys.argv[1])
 os.execvp("sh", ["sh", "-c", sys.argv[2]])
 """
 

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from zerotune.agent.nccl.emulated import Graph
-from zerotune.agent.session import LOOK_EVERY_S, Session, World
+from zerotune.agent.session import POLL_S, Session, World
 from zerotune.agent.settings import ENV_FABRIC, AgentSettings
 from zerotune.agent.steps.hooks import StepHooks
 
@@ -48,12 +48,12 @@ def test_a_rank_joins_once_its_communicator_is_made_and_not_while_nccl_makes_it(
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     session = Session(AgentSettings("ipc:///nowhere", "job"), plugin)
     try:
-        time.sleep(5 * LOOK_EVERY_S)
+        time.sleep(5 * POLL_S)
         assert not looked
         seen.update(made)
         until_s = time.monotonic() + 60.0
         while not looked and time.monotonic() < until_s:
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_S)
         assert looked
     finally:
         session.close()

@@ -31,7 +31,7 @@ class Counter:
 class Job:
     """A timer whose clock says how many optimizer steps there were."""
 
-    is_trainings = True
+    training_thread_only = True
 
     def __init__(self) -> None:
         self.told: list[StepRecord] = []
@@ -94,5 +94,5 @@ def test_a_step_whose_clock_went_back_or_was_replaced_has_no_time():
     assert [one.step for one in job.told] == [2]
     job.timer.clock = VirtualClock()
     job.step(epoch=0)
-    job.timer.settle()
+    job.timer.report_ended()
     assert [one.step for one in job.told] == [2]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lib.free_port import free_port
-from zerotune.agent.settings import AgentSettings, hand_on, take_over
+from zerotune.agent.settings import AgentSettings, pack_variables, unpack_variables
 
 LAUNCHED = {"ZEROTUNE_LAUNCH": "1", "ZEROTUNE_FABRIC": "ethernet_boxes"}
 AT_START = "import zerotune.agent.bootstrap\n"
@@ -101,7 +101,7 @@ def test_processes_that_were_not_launched_get_no_agent(tmp_path: Path) -> None:
 
 def test_a_job_that_is_handed_only_what_begins_with_nccl(tmp_path: Path) -> None:
     environment = dict(LAUNCHED, ZEROTUNE_AGENT="1")
-    hand_on(environment)
+    pack_variables(environment)
     only = environment["NCCL_ZEROTUNE"]
     found = shown("import torch\n" + SHOW, tmp_path, NCCL_ZEROTUNE=only)
     assert found == ["True"]
@@ -109,10 +109,10 @@ def test_a_job_that_is_handed_only_what_begins_with_nccl(tmp_path: Path) -> None
 
 def test_variables_are_handed_on_and_set_ones_count() -> None:
     environment = {"ZEROTUNE_JOB_NAME": "a, b=c; $(d) ü\udcff", "ZEROTUNE_ENDPOINT": "ipc:///x y/d.sock", "OTHER": "1"}
-    hand_on(environment)
+    pack_variables(environment)
     assert set(environment["NCCL_ZEROTUNE"]) & set(" ;$()'\"&") == set()
     there = {"NCCL_ZEROTUNE": environment["NCCL_ZEROTUNE"] + ",PATH=/evil", "ZEROTUNE_ENDPOINT": "ipc:///own"}
-    take_over(there)
+    unpack_variables(there)
     assert there.pop("NCCL_ZEROTUNE")
     assert there == {"ZEROTUNE_JOB_NAME": "a, b=c; $(d) ü\udcff", "ZEROTUNE_ENDPOINT": "ipc:///own"}
     assert AgentSettings.from_environment(there).endpoint == "ipc:///own"

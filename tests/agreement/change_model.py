@@ -22,9 +22,9 @@ from plugin_model import Communicator, PluginModel, Shape, version
 from zerotune.agent.agreement.members import Members
 from zerotune.agent.agreement.protocol import (
     Answer,
-    Leader,
     Outcome,
     PlanChange,
+    Proposer,
     Why,
     decide,
     decode,
@@ -94,7 +94,7 @@ class State:
     store: dict[str, bytes] = field(default_factory=dict)
     ran: dict[tuple[str, int], tuple[Any, int]] = field(default_factory=dict)
     """Of each call that not all ranks have passed yet: what it ran under, and how many have."""
-    leader: Leader = field(default_factory=Leader)
+    proposer: Proposer = field(default_factory=Proposer)
     left_alone: frozenset[str] = frozenset()
     absent: frozenset[int] = frozenset()
     answered: frozenset[int] = frozenset()
@@ -108,7 +108,7 @@ class State:
         twin.ranks = [*self.ranks]
         for rank in range(len(self.ranks)) if touched is None else (touched,):
             twin.ranks[rank] = copy.deepcopy(self.ranks[rank])
-        twin.store, twin.ran, twin.leader = dict(self.store), dict(self.ran), copy.copy(self.leader)
+        twin.store, twin.ran, twin.proposer = dict(self.store), dict(self.ran), copy.copy(self.proposer)
         return twin
 
     def key(self) -> tuple[Any, ...]:
@@ -116,8 +116,8 @@ class State:
             tuple(rank.key() for rank in self.ranks),
             tuple(sorted(self.store.items())),
             tuple(sorted(self.ran.items())),
-            (self.leader.plan.epoch, self.leader.offered and self.leader.offered.epoch, self.leader.is_adopted),
-            (self.leader.highest.epoch, self.left_alone, self.absent, self.answered, self.wants_repeat),
+            (self.proposer.plan.epoch, self.proposer.offered and self.proposer.offered.epoch, self.proposer.is_adopted),
+            (self.proposer.highest.epoch, self.left_alone, self.absent, self.answered, self.wants_repeat),
             (self.n_offers, self.n_failures, self.n_repeats),
         )
 
@@ -127,7 +127,7 @@ class Model:
 
     plugin_type: type[PluginModel] = PluginModel
     members_type: type[Members] = Members
-    leader_type: type[Leader] = Leader
+    proposer_type: type[Proposer] = Proposer
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -146,7 +146,7 @@ class Model:
             plugin = self.plugin_type(sides, self.bounds.lead, refuses)
             members = self.members_type(plugin, self.n_ranks, _no_clock)  # type: ignore[arg-type]
             ranks.append(Rank(plugin, members, [0] * len(self.bounds.programs[rank])))
-        return State(ranks, leader=self.leader_type())
+        return State(ranks, proposer=self.proposer_type())
 
     # ---- training ----------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class Model:
     def background(self, state: State, rank: int, its: Rank) -> Iterator[Action]:
         if its.doing == "rest" and rank == 0:
             can_repeat = state.wants_repeat and self.is_quiet(state)
-            if state.leader.offered is not None or can_repeat:
+            if state.proposer.offered is not None or can_repeat:
                 yield "rank 0 announces", self.announce, 0
         elif its.doing == "rest" and self.sees_change(state, its):
             yield f"rank {rank} looks", lambda after: self.look(after, rank), rank
@@ -268,16 +268,16 @@ class Model:
     def take_offer(self, state: State) -> None:
         plan = self.bounds.offers[state.n_offers]
         state.n_offers += 1
-        state.leader.withdraw() if plan is None else state.leader.offer(plan)
+        state.proposer.withdraw() if plan is None else state.proposer.offer(plan)
 
     def announce(self, state: State) -> None:
-        its, plan = state.ranks[0], state.leader.offered
+        its, plan = state.ranks[0], state.proposer.offered
         state.wants_repeat = False
         if plan is not None and plan.epoch in its.plugin.refuses:
-            state.leader.refuse(plan)
+            state.proposer.refuse(plan)
             return
         state.n_repeats += plan is None
-        change = state.leader.announce(its.next, plan)
+        change = state.proposer.announce(its.next, plan)
         if change is None:
             return
         its.next += 1
@@ -396,13 +396,13 @@ class Model:
         its.answer, its.doing = None, "rest"
         if rank:
             return
-        state.leader.learn(outcome)
+        state.proposer.learn(outcome)
         state.left_alone = state.left_alone.union(outcome.left_alone)
         state.wants_repeat = self.asks_again(outcome) and state.n_repeats < self.bounds.n_repeats
         its.doing = "tidy"
 
     def asks_again(self, outcome: Outcome) -> bool:
-        return outcome.is_given_up or any(Why[why].may_pass for why in outcome.reasons.values())
+        return outcome.is_given_up or any(Why[why].is_temporary for why in outcome.reasons.values())
 
     def carry_out(self, state: State, rank: int, outcome: Outcome) -> None:
         if not state.ranks[rank].members.carry_out(outcome):
@@ -434,10 +434,10 @@ class Model:
             self.check_adopted(state)
 
     def check_adopted(self, state: State) -> None:
-        plan = state.leader.plan
+        plan = state.proposer.plan
         has_ended = {rank for rank, its in enumerate(state.ranks) if its.doing in ("closed", "lost")}
-        if state.leader.highest.epoch > plan.epoch and 0 not in has_ended and not self.bounds.refuses[1]:
-            raise Violation(f"epoch {state.leader.highest.epoch} was never asked for")
+        if state.proposer.highest.epoch > plan.epoch and 0 not in has_ended and not self.bounds.refuses[1]:
+            raise Violation(f"epoch {state.proposer.highest.epoch} was never asked for")
         for shape in self.bounds.shapes:
             sides = [self.side(state, rank, shape.name) for rank in shape.members]
             is_named = shape.comm_id or len(shape.members) == self.n_ranks

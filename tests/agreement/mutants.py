@@ -11,7 +11,7 @@ from nccl_side import row
 from plugin_model import Communicator, PluginModel, Shape
 
 from zerotune.agent.agreement.members import Members
-from zerotune.agent.agreement.protocol import Answer, Leader, Outcome, PlanChange, Switch, decide
+from zerotune.agent.agreement.protocol import Answer, Outcome, PlanChange, Proposer, Switch, decide
 from zerotune.store.records import NextStage, Plan
 
 TRIAL = Plan(1, then=(NextStage(n_steps=1, n_rows=0),))
@@ -335,7 +335,7 @@ class Nameless(Model):
     members_type = TrustsShapes
 
 
-class FallingEpochs(Leader):
+class FallingEpochs(Proposer):
     """Takes a plan whose epoch lies within those of the one before."""
 
     def offer(self, plan: Plan) -> bool:
@@ -348,10 +348,10 @@ class FallingEpochs(Leader):
 class Falling(Model):
     """Epochs of a plan's stages are given a second meaning."""
 
-    leader_type = FallingEpochs
+    proposer_type = FallingEpochs
 
 
-class ForgetsWhatItOffered(Leader):
+class ForgetsWhatItOffered(Proposer):
     """What could not be announced at once is lost."""
 
     def announce(self, number: int, plan: Plan | None) -> PlanChange | None:
@@ -365,7 +365,7 @@ class ForgetsWhatItOffered(Leader):
 class Forgetful(Model):
     """A second offer is never asked for."""
 
-    leader_type = ForgetsWhatItOffered
+    proposer_type = ForgetsWhatItOffered
 
 
 class ObeysItself(Model):

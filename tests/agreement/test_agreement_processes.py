@@ -16,7 +16,7 @@ import torch.distributed as dist
 from nccl_side import NO_PLAN, Side, channels, plan
 
 from zerotune.agent.agreement import Agreement
-from zerotune.agent.agreement.news import Offered, Rung
+from zerotune.agent.agreement.news import Notified, Offered
 from zerotune.agent.nccl import library
 
 Job = list[tuple[BaseProcess, Connection]]
@@ -43,12 +43,12 @@ def run_rank(rank: int, n_ranks: int, port: int, pipe: Connection) -> None:
     pipe.send((agreement.state, agreement.incarnation))
     while (order := pipe.recv())[0] != "close":
         if order[0] == "calls":
-            agreement.tell(Rung(1 << 20))  # a bell of a daemon that does not know
+            agreement.post(Notified(1 << 20))  # a bell of a daemon that does not know
             for _ in range(order[1]):
                 ran.append((world.call(), part.call()))
                 time.sleep(0.0005 * (rank + 1))
         elif order[0] == "offer":
-            agreement.tell(Offered(plan(order[1], 2, n_ranks)))
+            agreement.post(Offered(plan(order[1], 2, n_ranks)))
         pipe.send((ran, agreement.counters()))
     agreement.close()
 

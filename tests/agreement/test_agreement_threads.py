@@ -15,7 +15,7 @@ from nccl_side import NO_PLAN, Side, channels, own_plugin, plan, row
 
 from benchmarks.lib.waiting import wait_until
 from zerotune.agent.agreement import Agreement
-from zerotune.agent.agreement.news import CommunicatorCame, Offered, Rung, Unwatched, Withdrawn
+from zerotune.agent.agreement.news import NewCommunicator, Notified, Offered, PollFor, Withdrawn
 from zerotune.agent.nccl.library import Plugin
 from zerotune.store.records import NextStage, Phase, Plan
 
@@ -96,10 +96,10 @@ class Job:
 
     def ring(self, number: int) -> None:
         for each in self.ranks[1:] if self.bells else ():
-            each.agreement.tell(Rung(number))
+            each.agreement.post(Notified(number))
 
     def offer(self, wanted: Plan) -> None:
-        self.ranks[0].agreement.tell(Offered(wanted))
+        self.ranks[0].agreement.post(Offered(wanted))
 
     def call_until(self, wanted: int, comm_id: int = WORLD) -> None:
         """All members of a communicator call it until it runs `wanted`: how soon depends on the machine's pace."""
@@ -142,7 +142,7 @@ def test_at_rest_nothing_is_asked_of_the_store(make_job) -> None:
     before = [each.agreement.counters() for each in job.ranks]
     for each in job.ranks:
         each.call(2000)
-        each.agreement.tell(Rung(1))  # a bell twice
+        each.agreement.post(Notified(1))  # a bell twice
     time.sleep(0.3)
     after = [each.agreement.counters() for each in job.ranks]
     assert [each.n_store_requests for each in after] == [each.n_store_requests for each in before]
@@ -317,7 +317,7 @@ def test_stages_follow_by_themselves_and_phases_by_the_history_of_calls(make_job
     assert at % 3 == 0
     assert ran[at : at + 9] == [5, 5, 7] * 3
     assert set(ran[at + 9 :]) == {9}
-    job.ranks[0].agreement.tell(Withdrawn())
+    job.ranks[0].agreement.post(Withdrawn())
     wait_until(lambda: min(job.n_changes()) == 2)
     job.call_until(NO_PLAN)
 
@@ -359,7 +359,7 @@ def test_without_bells_ranks_find_a_change_soon_after_the_start(make_job) -> Non
     job.bells = False
     for each in job.ranks:
         each.call(16)
-    job.ranks[1].agreement.tell(Unwatched(10.0))
+    job.ranks[1].agreement.post(PollFor(10.0))
     job.offer(plan(1, 2))
     wait_until(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
     job.call_until(channels(1))
@@ -373,6 +373,6 @@ def test_a_plan_that_cannot_be_loaded_reaches_nobody(make_job) -> None:
     wait_until(lambda: job.ranks[0].agreement.n_refused_plans == 1)
     job.offer(plan(2, 2))
     wait_until(lambda: min(job.n_changes()) == 1)
-    job.ranks[0].agreement.tell(CommunicatorCame())  # asks for the plan in force, not for the refused one
+    job.ranks[0].agreement.post(NewCommunicator())  # asks for the plan in force, not for the refused one
     job.call_until(channels(2))
     assert job.ranks[0].agreement.n_refused_plans == 1

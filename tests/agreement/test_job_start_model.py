@@ -98,7 +98,7 @@ def advanced(rank: Rank, store: dict[str, Any], *, sends_twice: bool) -> Rank | 
     exchange: Any = ScriptedExchange(store, rank.answers, sends_twice=sends_twice)
     try:
         if rank.rank == 0:
-            number = job_start.found_incarnation(exchange)
+            number = job_start.begin_incarnation(exchange)
             result: Any = (number, job_start.compare(exchange, rank.world_size, rank.fingerprint))
         else:
             result = job_start.join(exchange, rank.rank, rank.world_size, rank.fingerprint, rank.token)

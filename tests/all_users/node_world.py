@@ -98,13 +98,13 @@ class World:
         self.service.communicate(timeout=START_TIMEOUT_S)
         return self.service.returncode
 
-    def knock(self, uid: int, gid: int = 0, wait_s: float = START_TIMEOUT_S) -> Any:
+    def request_daemon(self, uid: int, gid: int = 0, wait_s: float = START_TIMEOUT_S) -> Any:
         """What the service says to a user, and where that user looks for a daemon from then on."""
-        from zerotune.agent.daemon_link.door import knock
+        from zerotune.agent.daemon_link.node_service import request_daemon
         from zerotune.store.paths import default_endpoint, default_store_path
 
         def ask() -> Any:
-            answer = knock(wait_s)
+            answer = request_daemon(wait_s)
             told = None if answer is None else [answer.endpoint, answer.problem]
             return [told, default_endpoint(), str(default_store_path())]
 
@@ -132,12 +132,12 @@ class World:
 
         import zmq
 
-        from zerotune.agent.daemon_link.line import Line
+        from zerotune.agent.daemon_link.connection import Connection
         from zerotune.store import wire
 
         def say() -> Any:
             hello = wire.Hello(job, 0, 1, 0, "node", os.getpid(), "fabric", {}, 22809, 5)
-            way = closing(Line(f"ipc://{RUNTIME}/{of}/daemon.sock"))
+            way = closing(Connection(f"ipc://{RUNTIME}/{of}/daemon.sock"))
             with way as line, zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
                 dealer.linger = 0
                 if not line.connect(dealer):
@@ -168,7 +168,7 @@ class World:
 
     def daemon(self, uid: int) -> Any:
         """Pid and user of the process that listens for a user; None: nobody does."""
-        from zerotune.agent.daemon_link.line import listener_pid
+        from zerotune.agent.daemon_link.connection import listener_pid
 
         pid = as_user(uid, uid, lambda: listener_pid(f"ipc://{RUNTIME}/{uid}/daemon.sock"))
         if pid is None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from benchmarks.lib.fleet.fleet_rows import signer_of
-from zerotune.agent.daemon_link import door
+from zerotune.agent.daemon_link import node_service
 from zerotune.store.errors import UserError
 from zerotune.store.paths import SERVICE_DOOR
 from zerotune.tuner.all_users import service as service_module
@@ -79,9 +79,9 @@ def served(node: Node) -> Iterator[Node]:
     """Alice and Bob have daemons; Alice has a job."""
     node.start("--share", "node")
     for uid in (ALICE, BOB):  # the second is started while the first is still starting
-        node.knock(uid, uid, 0.0)
+        node.request_daemon(uid, uid, 0.0)
     for uid in (ALICE, BOB):
-        node.knock(uid)
+        node.request_daemon(uid)
     assert node.greet(ALICE, ALICE, "job-of-alice") == "Welcome"
     yield node
     assert node.stop() == 0
@@ -92,7 +92,7 @@ def served(node: Node) -> Iterator[Node]:
 def test_each_finds_a_daemon_that_runs_as_they_do(served: Node) -> None:
     for uid in (ALICE, BOB):
         endpoint = f"ipc://{RUNTIME}/{uid}/daemon.sock"
-        assert served.knock(uid) == [[endpoint, ""], endpoint, f"{STATE}/{uid}/store.db"]
+        assert served.request_daemon(uid) == [[endpoint, ""], endpoint, f"{STATE}/{uid}/store.db"]
         assert served.daemon(uid)[1] == uid
     assert served.daemon(ALICE)[0] != served.daemon(BOB)[0]
     assert served.daemon(MALLORY) is None, "who does not ask gets none"
@@ -163,7 +163,7 @@ def test_a_users_false_daemon_hides_no_other_daemon(served: Node, target: str) -
     assert "job-of-alice" in out
     assert f"{RUNTIME}/{BOB}/daemon.sock" in told
     served.wait_for_end(pid)
-    served.knock(BOB)
+    served.request_daemon(BOB)
 
 
 @pytest.mark.parametrize("words", [("daemon", "--idle-exit", "1"), ("status",)])
@@ -200,7 +200,7 @@ def test_one_who_kills_their_daemon_gets_another(served: Node) -> None:
     pid = served.daemon(BOB)[0]
     served.kill(BOB, pid)
     assert served.gone(BOB)
-    served.knock(BOB)
+    served.request_daemon(BOB)
     assert served.daemon(BOB)[0] not in (pid, None)
     assert served.daemon(ALICE)[1] == ALICE
 
@@ -214,9 +214,9 @@ def another_node() -> Iterator[Node]:
 
 def test_only_members_of_the_group_are_served_and_all_ends_with_the_service(another_node: Node) -> None:
     another_node.start("--socket-group", GROUP, "--share", "group")
-    assert another_node.knock(MALLORY)[0] is None
-    assert not another_node.knock(MALLORY)[1].startswith(f"ipc://{RUNTIME}"), "a place of their own, as without it"
-    assert another_node.knock(ALICE, USERS_GID)[0] == [f"ipc://{RUNTIME}/{ALICE}/daemon.sock", ""]
+    assert another_node.request_daemon(MALLORY)[0] is None
+    assert not another_node.request_daemon(MALLORY)[1].startswith(f"ipc://{RUNTIME}"), "their own place, as without it"
+    assert another_node.request_daemon(ALICE, USERS_GID)[0] == [f"ipc://{RUNTIME}/{ALICE}/daemon.sock", ""]
     pool = f"{STATE}/shared/group-{USERS_GID}"
     assert another_node.mode(pool) == [0, USERS_GID, 0o750]
     assert another_node.read(MALLORY, pool) == "PermissionError"
@@ -228,7 +228,7 @@ def test_only_members_of_the_group_are_served_and_all_ends_with_the_service(anot
 def test_a_service_that_is_not_roots_is_not_asked(another_node: Node) -> None:
     another_node.make(RUNTIME, MALLORY, 0o755)
     another_node.make(f"{RUNTIME}/{ALICE}", MALLORY, 0o700)
-    told, endpoint, _ = another_node.knock(ALICE)
+    told, endpoint, _ = another_node.request_daemon(ALICE)
     assert told is None
     assert not endpoint.startswith(f"ipc://{RUNTIME}")
     assert another_node.command(0, "daemon", "--all-users")[0] == 2, "root does not use it either"
@@ -240,7 +240,7 @@ def test_a_user_who_stops_all_of_their_processes_stops_nobody_else(another_node:
     for uid in range(MALLORY, MALLORY + 8):
         another_node.crowd(uid, 1, 1.5)
         began_s = time.monotonic()
-        assert another_node.knock(BOB, BOB, 0.0)[0] == [f"ipc://{RUNTIME}/{BOB}/daemon.sock", ""]
+        assert another_node.request_daemon(BOB, BOB, 0.0)[0] == [f"ipc://{RUNTIME}/{BOB}/daemon.sock", ""]
         assert time.monotonic() - began_s < 5.0
         time.sleep(0.2)
     assert another_node.stop() == 0
@@ -272,13 +272,13 @@ def test_a_user_is_told_why_their_daemon_cannot_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_user_who_knocks_without_end_keeps_nobody_waiting(another_node: Node) -> None:
     another_node.start("--share", "private")
-    another_node.knock(BOB)
+    another_node.request_daemon(BOB)
     for _ in range(2):
         another_node.flood(MALLORY)
     time.sleep(1.0)
     for _ in range(3):  # a busy machine may be late once, but not for long
         ends_at_s = time.monotonic() + 30.0
-        while another_node.knock(BOB, BOB, 0.0)[0] != [f"ipc://{RUNTIME}/{BOB}/daemon.sock", ""]:
+        while another_node.request_daemon(BOB, BOB, 0.0)[0] != [f"ipc://{RUNTIME}/{BOB}/daemon.sock", ""]:
             assert time.monotonic() < ends_at_s
     assert another_node.stop() == 0, "the flood goes on"
 
@@ -320,7 +320,7 @@ def test_visitors_without_end_leave_the_loop_to_others(tmp_path: Path, monkeypat
 
 
 def test_a_full_door_is_waited_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "SERVICE_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(node_service, "SERVICE_RUNTIME_DIR", str(tmp_path))
     tmp_path.chmod(0o755)
     with sockets.socket(sockets.AF_UNIX) as listener, sockets.socket(sockets.AF_UNIX) as before:
         listener.bind(str(tmp_path / SERVICE_DOOR))
@@ -334,18 +334,18 @@ def test_a_full_door_is_waited_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
         opening = threading.Thread(target=let_in)
         opening.start()
-        answer = door.knock(0.0)
+        answer = node_service.request_daemon(0.0)
         if answer is None:  # let the thread end
             with sockets.socket(sockets.AF_UNIX) as after:
                 after.connect(str(tmp_path / SERVICE_DOOR))
         opening.join()
-    assert answer == door.Answer("ipc:///here")
+    assert answer == node_service.Answer("ipc:///here")
 
 
 def test_users_without_a_home_have_daemons_that_remember_their_book(another_node: Node) -> None:
     key = signer_of("builder").public_hex
     another_node.start("--share", "private", "--book", "/tmp/none.book", "--book-key", key)
-    assert another_node.knock(MALLORY)[0] == [f"ipc://{RUNTIME}/{MALLORY}/daemon.sock", ""]
+    assert another_node.request_daemon(MALLORY)[0] == [f"ipc://{RUNTIME}/{MALLORY}/daemon.sock", ""]
     assert another_node.state(MALLORY) == f"{STATE}/{MALLORY}", "not in a home, which the service may not see"
 
 
@@ -353,17 +353,17 @@ def test_a_folder_that_was_left_unfinished_is_finished(another_node: Node) -> No
     another_node.start("--share", "node")
     for folder in (RUNTIME, STATE, f"{STATE}/shared/node"):
         another_node.make(f"{folder}/{ALICE}" if folder != f"{STATE}/shared/node" else folder, 0, 0o700)
-    assert another_node.knock(ALICE)[0] == [f"ipc://{RUNTIME}/{ALICE}/daemon.sock", ""]
+    assert another_node.request_daemon(ALICE)[0] == [f"ipc://{RUNTIME}/{ALICE}/daemon.sock", ""]
     assert another_node.mode(f"{STATE}/{ALICE}") == [ALICE, ALICE, 0o700]
 
 
 def test_numbers_that_are_no_users_have_few_daemons(another_node: Node) -> None:
     another_node.start("--share", "private")
     another_node.lend(f"mallory:{MALLORY + 100}:65536\n")
-    told, _, _ = another_node.knock(MALLORY + 100)
+    told, _, _ = another_node.request_daemon(MALLORY + 100)
     assert told[1]
     assert another_node.daemon(MALLORY + 100) is None
-    answers = [another_node.knock(MALLORY + at, MALLORY + at, 0.0)[0] for at in range(MAX_NAMELESS + 2)]
+    answers = [another_node.request_daemon(MALLORY + at, MALLORY + at, 0.0)[0] for at in range(MAX_NAMELESS + 2)]
     assert [one[0] for one in answers[:MAX_NAMELESS]] == [
         f"ipc://{RUNTIME}/{MALLORY + at}/daemon.sock" for at in range(MAX_NAMELESS)
     ]
@@ -375,14 +375,14 @@ def test_a_visitor_that_leaves_is_not_taken_for_the_next(another_node: Node) -> 
     max_files = 128
     another_node.start("--share", "private", max_files=max_files)
     another_node.swap(MALLORY, max_files // 4)
-    assert another_node.knock(BOB)[0] == [f"ipc://{RUNTIME}/{BOB}/daemon.sock", ""]
+    assert another_node.request_daemon(BOB)[0] == [f"ipc://{RUNTIME}/{BOB}/daemon.sock", ""]
     assert another_node.stop() == 0
 
 
 def test_users_of_any_number_are_served(another_node: Node) -> None:
     another_node.start("--share", "group")
     endpoint = f"ipc://{RUNTIME}/{LENT}/daemon.sock"
-    assert another_node.knock(LENT) == [[endpoint, ""], endpoint, f"{STATE}/{LENT}/store.db"]
+    assert another_node.request_daemon(LENT) == [[endpoint, ""], endpoint, f"{STATE}/{LENT}/store.db"]
     assert another_node.daemon(LENT)[1] == LENT
     assert another_node.jobs(LENT, LENT) == [], "their own, and trusted by them"
     assert another_node.stop() == 0
@@ -413,7 +413,7 @@ def test_waiting_visitors_take_bounded_room(another_node: Node) -> None:
     n_files, spent_s = another_node.service_uses()
     assert n_files < 100
     assert spent_s < 0.5
-    assert another_node.knock(BOB)[0] == [f"ipc://{RUNTIME}/{BOB}/daemon.sock", ""]
+    assert another_node.request_daemon(BOB)[0] == [f"ipc://{RUNTIME}/{BOB}/daemon.sock", ""]
     another_node.let_go()
     n_files, spent_s = another_node.service_uses()
     assert n_files < 30, "who has left is noticed"

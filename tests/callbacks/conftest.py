@@ -11,7 +11,7 @@ from zerotune.agent.callbacks import figures as module
 def session(monkeypatch):
     made = SessionStub()
     monkeypatch.setattr(activate, "installed", SimpleNamespace(session=made))
-    monkeypatch.setattr(module, "last_word", module.LastWord())
+    monkeypatch.setattr(module, "status_cache", module.StatusCache())
     monkeypatch.setattr(module, "own_watch", module.Watch())
     monkeypatch.setattr(module, "fetch_status", lambda *_: None)
     return made

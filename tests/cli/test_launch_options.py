@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from zerotune.agent.settings import ENV_ALL, AgentSettings, take_over
+from zerotune.agent.settings import ENV_ALL, AgentSettings, unpack_variables
 from zerotune.agent.steps.summary import SummaryWriter
 from zerotune.store import wire
 from zerotune.store.job_options import JobOptions
@@ -178,7 +178,7 @@ def test_limits_of_trials_reach_the_daemon_that_launch_starts(tmp_path, monkeypa
 def test_options_of_a_job_hold_for_it_under_any_daemon(words, told, monkeypatch, capsys):
     environment = environment_of_the_command(monkeypatch, capsys, *words)
     taken: dict[str, str] = {ENV_ALL: environment[ENV_ALL]}
-    take_over(taken)
+    unpack_variables(taken)
     assert AgentSettings.from_environment(taken).job_options == told
 
 

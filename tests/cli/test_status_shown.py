@@ -7,7 +7,7 @@ import socket
 import msgspec
 from rich.console import Console
 
-from zerotune.agent.daemon_link import door
+from zerotune.agent.daemon_link import node_service
 from zerotune.store import wire
 from zerotune.store.paths import default_endpoint
 from zerotune.store.records import Stage
@@ -67,9 +67,9 @@ def test_status_shows_who_tunes_a_job_and_where_nodes_connect():
 def test_a_service_for_all_users_is_named_before_the_first_job(tmp_path, monkeypatch):
     for name in ("ZEROTUNE_ENDPOINT", "ZEROTUNE_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(door, "SERVICE_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(node_service, "SERVICE_RUNTIME_DIR", str(tmp_path))
     assert "no daemon answers" in str(no_answer(default_endpoint(), None))
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(tmp_path / door.SERVICE_DOOR))
+        listening.bind(str(tmp_path / node_service.SERVICE_DOOR))
         assert "service for all users" in str(no_answer(default_endpoint(), None))
         assert "no daemon answers" in str(no_answer("ipc:///elsewhere/d.sock", None))

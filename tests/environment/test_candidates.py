@@ -1,7 +1,7 @@
 import pytest
 
 from zerotune.agent.environment import objection
-from zerotune.agent.machine.may_be_tried import why_refused
+from zerotune.agent.machine.tunable_variables import why_refused
 from zerotune.store.errors import UserError
 from zerotune.tuner.environment.candidates import (
     OFFERS,

@@ -1,18 +1,15 @@
-"""Rank counts and fabrics that were never measured: judged on anybody's files, doubted where NCCL's cost jumps."""
+"""Rank counts and fabrics that were never measured: doubted where NCCL's cost jumps."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.lib.data import generated_csvs
-from benchmarks.lib.data.data_sets import DataSet, of_folder, sweep_block
-from benchmarks.modeling.prediction_first_step import as_a_job_begins
+from benchmarks.lib.data import undescribed_machines
+from benchmarks.lib.data.data_sets import sweep_block
 from zerotune.agent.nccl import fabric
-from zerotune.tuner.learning.policy.keys import COMMON_DOUBT
-from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
+from zerotune.store.records import Collective
+from zerotune.tuner.learning.policy.keys import COMMON_DOUBT, CandidateTables
 from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import build
 from zerotune.tuner.modeling.features import CostPrior
@@ -20,18 +17,16 @@ from zerotune.tuner.modeling.features import CostPrior
 
 @pytest.fixture
 def few_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generated_csvs, "SETTINGS", generated_csvs.SETTINGS[:3])
-    monkeypatch.setattr(generated_csvs, "CHANNELS", (4, 16))
-    monkeypatch.setattr(generated_csvs, "SIZES", generated_csvs.SIZES[::4])
+    monkeypatch.setattr(undescribed_machines, "SETTINGS", undescribed_machines.SETTINGS[:3])
+    monkeypatch.setattr(undescribed_machines, "CHANNELS", (4, 16))
+    monkeypatch.setattr(undescribed_machines, "SIZES", undescribed_machines.SIZES[::4])
 
 
 @pytest.mark.usefixtures("few_settings")
 @pytest.mark.parametrize("n_nodes", [1, 2])
-def test_intervals_hold_where_the_cost_jumps_and_the_machine_does_not(n_nodes: int, tmp_path: Path) -> None:
+def test_intervals_hold_where_the_cost_jumps_and_the_machine_does_not(n_nodes: int) -> None:
     """NCCL's cost has other rates on one node; this machine has the same everywhere."""
-    generated_csvs.write(tmp_path / "smooth.csv", 320, 0.02, (1, 2, 4, 8, 16))
-    (data,) = of_folder(tmp_path)
-    assert isinstance(data, DataSet)
+    data = undescribed_machines.undescribed_machine(320, 0.02, (1, 2, 4, 8, 16))
     points = build(sweep_block(data.problems), CostPrior({}))
     held = points.n_nodes == n_nodes
     test = points.take(held)
@@ -39,12 +34,8 @@ def test_intervals_hold_where_the_cost_jumps_and_the_machine_does_not(n_nodes: i
     assert np.mean(np.abs(test.residual - mean) <= 1.645 * np.hypot(std, test.noise)) > 0.8
 
 
-@pytest.mark.usefixtures("few_settings")
-def test_a_fabric_never_measured_is_doubted_as_the_daemon_doubts_it(tmp_path: Path) -> None:
-    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (4,))
-    (data,) = of_folder(tmp_path)
-    points = build(sweep_block(data.problems), CostPrior({}))
-    shift, doubt = as_a_job_begins(points, CostPrior({}))
-    assert not shift.any()
-    np.testing.assert_allclose(doubt, np.hypot(UNKNOWN_STD, COMMON_DOUBT))
-    assert (as_a_job_begins(points, CostPrior(fabric.load("h100_ib_16").describe()))[1] == UNKNOWN_STD).all()
+def test_a_fabric_never_measured_is_doubted_as_a_whole_unless_it_is_described() -> None:
+    machine = fabric.load("h100_ib_16")
+    family = machine.communicator(range(16)), Collective.all_gather
+    assert CandidateTables(CostPrior({})).family(family).doubt_in_common == COMMON_DOUBT
+    assert CandidateTables(CostPrior(machine.describe())).family(family).doubt_in_common == 0.0

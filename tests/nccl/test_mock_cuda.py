@@ -35,7 +35,7 @@ def read(tmp_path, text):
 )
 def test_a_process_sees_the_gpus_that_it_is_left(tmp_path, visible_devices, seen):
     machine = read(tmp_path, system(GPU + GPU.replace("0f:", "1f:")))
-    assert machine.seen_with(visible_devices).gpus == tuple(machine.gpus[i] for i in seen)
+    assert machine.with_visible(visible_devices).gpus == tuple(machine.gpus[i] for i in seen)
 
 
 @pytest.mark.parametrize("name", list(MACHINES))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerotune.agent.nccl.compiled import PLUGIN
-from zerotune.agent.nccl.other_plugins import PROFILER, TUNER, give_back, left_out, others, take_places
+from zerotune.agent.nccl.other_plugins import PROFILER, TUNER, restore_variables, set_variables, unloaded, user_plugins
 
 OURS = "/x/libnccl-tuner-zerotune.so"
 NO_FILE = {"NCCL_CONF_FILE": "/nowhere"}
@@ -16,7 +16,7 @@ NO_FILE = {"NCCL_CONF_FILE": "/nowhere"}
 def after(*, searches: bool = True, **environment: str) -> tuple[str | None, str | None]:
     """The tuner that NCCL is told, and the one that ours is told."""
     environment = NO_FILE | environment
-    take_places(environment, OURS, searches=searches)
+    set_variables(environment, OURS, searches=searches)
     return environment.get(TUNER.variable), environment.get(TUNER.next_variable)
 
 
@@ -39,9 +39,9 @@ def test_ours_is_no_other(name: str) -> None:
 
 def test_a_plugin_named_after_launch_counts() -> None:
     environment = dict(NO_FILE)
-    take_places(environment, OURS, searches=True)
+    set_variables(environment, OURS, searches=True)
     environment["NCCL_TUNER_PLUGIN"] = "late.so"
-    take_places(environment, OURS, searches=True)
+    set_variables(environment, OURS, searches=True)
     assert environment["NCCL_TUNER_PLUGIN"] == OURS
     assert environment["ZEROTUNE_NEXT_TUNER"] == "late.so"
 
@@ -55,7 +55,7 @@ def test_nccls_own_files_are_read(tmp_path: Path) -> None:
 
 def test_both_places_are_taken() -> None:
     environment = NO_FILE | {"NCCL_PROFILER_PLUGIN": "inspector"}
-    take_places(environment, OURS, searches=True)
+    set_variables(environment, OURS, searches=True)
     assert environment[PROFILER.variable] == environment[TUNER.variable] == OURS
     assert environment[PROFILER.next_variable] == "inspector"
     assert environment[TUNER.next_variable] == ""
@@ -64,10 +64,10 @@ def test_both_places_are_taken() -> None:
 @pytest.mark.parametrize("named", [{}, {"NCCL_TUNER_PLUGIN": "ofi"}, {"NCCL_PROFILER_PLUGIN": "inspector"}])
 def test_places_are_given_back_where_ours_cannot_be_loaded(named: dict[str, str]) -> None:
     environment = NO_FILE | named
-    give_back(environment)
+    restore_variables(environment)
     assert environment == NO_FILE | named
-    take_places(environment, OURS, searches=True)
-    give_back(environment)
+    set_variables(environment, OURS, searches=True)
+    restore_variables(environment)
     assert environment == NO_FILE | named
 
 
@@ -81,15 +81,15 @@ class Loaded:
 
 def test_a_plugin_named_in_vain_is_told() -> None:
     environment = NO_FILE | {"NCCL_TUNER_PLUGIN": "ofi", "NCCL_PROFILER_PLUGIN": "inspector"}
-    take_places(environment, OURS, searches=True)
+    set_variables(environment, OURS, searches=True)
     both = ["NCCL_TUNER_PLUGIN=ofi", "NCCL_PROFILER_PLUGIN=inspector"]
-    assert list(left_out(environment, Loaded())) == both
-    assert list(left_out(environment, Loaded(tuner="x"))) == both[1:]
-    assert list(left_out(environment, Loaded(tuner="x", profiler_abi=0))) == []  # NCCL 2.22 has no profilers
-    assert list(left_out(NO_FILE, Loaded())) == []
+    assert list(unloaded(environment, Loaded())) == both
+    assert list(unloaded(environment, Loaded(tuner="x"))) == both[1:]
+    assert list(unloaded(environment, Loaded(tuner="x", profiler_abi=0))) == []  # NCCL 2.22 has no profilers
+    assert list(unloaded(NO_FILE, Loaded())) == []
 
 
 def test_others_are_named() -> None:
     named = {"NCCL_TUNER_PLUGIN": "ofi", "NCCL_PROFILER_PLUGIN": "inspector"}
-    assert dict(others(NO_FILE | named)) == {TUNER: "ofi", PROFILER: "inspector"}
-    assert dict(others(NO_FILE | {"NCCL_TUNER_PLUGIN": "none"})) == {}
+    assert dict(user_plugins(NO_FILE | named)) == {TUNER: "ofi", PROFILER: "inspector"}
+    assert dict(user_plugins(NO_FILE | {"NCCL_TUNER_PLUGIN": "none"})) == {}

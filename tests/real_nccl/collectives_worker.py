@@ -23,7 +23,7 @@ rank, n_ranks, folder, path = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[
 topology = folder / f"topology{rank}.xml"
 topology.write_text(MACHINES["dgx_h100"].topology())
 mock = MockGpu(in_front=True)
-mock.lend(read_machine(topology), "node")
+mock.set_machine(read_machine(topology), "node")
 nccl = Libnccl(path)
 mock.attach(path, nccl.library, nccl.version)
 mock.stand_in_front_of(nccl.library)

@@ -40,7 +40,7 @@ class Rank:
         ranks_per_node = options.n_ranks // options.n_nodes
         self.device = rank % ranks_per_node
         self.mock = MockGpu() if options.scenario == "graphs" else MockCuda()
-        self.mock.lend(read_machine(options.topology), f"node-{rank // ranks_per_node}")
+        self.mock.set_machine(read_machine(options.topology), f"node-{rank // ranks_per_node}")
         self.plugin = Plugin(options.plugin)
         os.environ.update(NCCL_TUNER_PLUGIN=options.plugin.name, NCCL_PROFILER_PLUGIN=options.plugin.name)
         self.plugin.set_observing(True)

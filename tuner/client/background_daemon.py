@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...agent.daemon_link.line import listener_pid
+from ...agent.daemon_link.connection import listener_pid
 from ...store import wire
 from ...store.errors import UserError
 from ...store.foreign.own_python import python_with

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...agent.daemon_link.asking import fetch_status as fetch_status
-from ...agent.daemon_link.door import is_there
+from ...agent.daemon_link.node_service import has_service
 from ...store import wire
 from ...store.counted import counted, size_text
 from ...store.errors import UserError
@@ -32,7 +32,7 @@ FORWARDS: Final = "forwards to "
 
 def no_answer(endpoint: str, holder: Holder | None) -> UserError:
     """The error about a daemon that does not answer; `holder` is None if none runs on this machine."""
-    if holder is None and endpoint == default_endpoint() and is_there():
+    if holder is None and endpoint == default_endpoint() and has_service():
         return UserError(
             "the node's service for all users runs no daemon of yours now",
             "`zerotune launch` has it start one; `zerotune jobs` lists earlier jobs",

@@ -86,7 +86,7 @@ def _of_release(origin: str, loaded: Probed) -> Finding:
 
 def other_plugins(machine: Machine) -> Finding:
     """Other tuners and profilers; NCCL itself loads only one of each."""
-    named = dict(others.others(machine.environment))
+    named = dict(others.user_plugins(machine.environment))
     found, wrong = [], []
     for kind, place, symbol in (
         ("tuner", others.TUNER, "ncclTunerPlugin"),

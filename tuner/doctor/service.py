@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from ...agent.daemon_link.door import is_there
+from ...agent.daemon_link.node_service import has_service
 from ...store.counted import counted
 from ...store.errors import UserError
 from ...store.paths import check_endpoint, is_private, runtime_dir
@@ -65,7 +65,7 @@ def daemon(machine: Machine) -> Finding:
     if reply is None:
         if (holder := holder_of(where)) is not None:
             return of_error("daemon", no_answer(where, holder))
-        if is_there():
+        if has_service():
             return ok("daemon", "none of yours yet: the node's service for all users starts one for `zerotune launch`")
         return ok("daemon", f"none at {where}: `zerotune launch` starts one")
     found = f"pid {reply.daemon_pid} at {where}, {counted(len(reply.jobs), 'job')}"

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from ...agent.machine.may_be_tried import why_refused
+from ...agent.machine.tunable_variables import why_refused
 from ...store.errors import UserError, printable, reason
 
 

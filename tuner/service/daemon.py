@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from ...agent.daemon_link.line import new_context
-from ...agent.daemon_link.receiving import is_told, receive_frames
+from ...agent.daemon_link.connection import new_context
+from ...agent.daemon_link.receiving import is_logged, receive_frames
 from ...store import wire
 from ...store.errors import WireError
 from ...store.job_options import JobOptions
@@ -182,7 +182,7 @@ class Daemon:
         self.n_errors += 1
         n_waiting, self._inbox = len(self._inbox), Inbox()
         give_back_memory()
-        if is_told(self.n_errors):
+        if is_logged(self.n_errors):
             _log.error("out of memory: %d messages of ranks were dropped", 1 + n_waiting)
 
     def _take(self, sender: bytes, frames: list[bytes]) -> None:
@@ -218,7 +218,7 @@ class Daemon:
             return []
         except Exception:
             self.n_errors += 1
-            if is_told(self.n_errors):
+            if is_logged(self.n_errors):
                 _log.exception("the daemon goes on after failure %d of its own", self.n_errors)
             return []
 
@@ -231,7 +231,7 @@ class Daemon:
                 pass
             except Exception:
                 self.n_errors += 1
-                if is_told(self.n_errors):
+                if is_logged(self.n_errors):
                     _log.exception("an answer of type %s cannot be written", type(message).__name__)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import zmq
 
 from ...agent.daemon_link.keys import use_client_keys
-from ...agent.daemon_link.receiving import is_told, receive_frames
+from ...agent.daemon_link.receiving import is_logged, receive_frames
 from ...store import wire
 from ...store.errors import UserError, WireError, printable
 from .network.names import Names
@@ -74,7 +74,7 @@ class Uplinks(UplinksLike):
                 continue
             except (zmq.ZMQError, WireError) as error:
                 self._n_ignored += 1
-                if is_told(self._n_ignored):
+                if is_logged(self._n_ignored):
                     told = "ignored message %d of other nodes' daemons, of the one that leads job %s: %s"
                     _log.warning(told, self._n_ignored, printable(job_id), error)
         return received

@@ -1,6 +1,6 @@
 """An NCCL for machines without GPUs: importing it registers the torch.distributed backend `emulated_nccl`.
 
-What runs, how long it takes on a virtual clock and what is not modelled: docs/design/emulated.md.
+docs/design/emulated.md describes what it runs, its virtual clock, and what it does not model.
 """
 
 from __future__ import annotations

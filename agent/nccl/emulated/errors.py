@@ -1,4 +1,4 @@
-"""What the emulated NCCL raises; everything is a `DistBackendError`, and so a RuntimeError, as torch's NCCL raises."""
+"""Errors of the emulated NCCL; all are `DistBackendError`s, and so RuntimeErrors, as those of torch's NCCL."""
 
 from __future__ import annotations
 

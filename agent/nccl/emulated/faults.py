@@ -1,4 +1,4 @@
-"""Faults injected for tests: settings that one rank is forced to, that fail, or that hang."""
+"""Faults injected for tests: settings that are forced on a rank, that fail, or that hang."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _faults: Faults | None = None
 
 
 def configure(text: str) -> None:
-    """Replace all faults by what `text` asks for; raises UserError when it cannot be read."""
+    """Replace all faults by those in `text`; raises UserError if that is malformed."""
     global _faults
     _faults = read_faults(text)
 
 
 def forced(candidate: Candidate, rank: int) -> Candidate:
-    """What global rank `rank` runs in place of `candidate`."""
+    """The setting that global rank `rank` runs instead of `candidate`."""
     faults = _current()
     if not faults.forced:
         return candidate
@@ -29,7 +29,7 @@ def forced(candidate: Candidate, rank: int) -> Candidate:
 
 
 def check(candidate: Candidate) -> None:
-    """Raises EmulatedNcclError for a setting that is to fail."""
+    """Raise EmulatedNcclError for a setting that must fail."""
     if any(_covers(fault, candidate) for fault in _current().failing):
         raise EmulatedNcclError(f"fault injected: {candidate} fails")
 

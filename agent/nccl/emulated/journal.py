@@ -1,4 +1,4 @@
-"""What ran on this rank, for benchmarks, summaries and tests."""
+"""Collectives that ran on this rank, for benchmarks, summaries and tests."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Journal:
     """Counts since the process started or since `clear`."""
 
     counts: Counter[tuple[Collective, int, Candidate]] = field(default_factory=Counter)
-    """(collective, message_bytes, candidate) of collectives that NCCL chose a setting for."""
+    """By (collective, message_bytes, candidate), for collectives with a setting."""
     n_calls: int = 0
-    """Collectives of any kind that completed."""
+    """Completed collectives of any kind."""
     n_disagreements: int = 0
     keep_calls: bool = False
-    """Set to True to have `calls` filled too."""
+    """True: `calls` is filled, too."""
     calls: list[JournalCall] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Set all counts to 0."""
         self.counts.clear()
         self.calls.clear()
         self.n_calls = self.n_disagreements = 0

@@ -1,4 +1,4 @@
-"""What the environment says about the emulation, read once per process."""
+"""Sets the emulation up from the environment, once per process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .device import clock
 from .device.compute import ComputeModel
 from .device.memory import device
 from .torch_backend import reduction
-from .torch_backend.alias import answer_to_nccl
+from .torch_backend.alias import alias_as_nccl
 
 DEFAULT_FABRIC: Final = "ethernet_boxes"
 
@@ -37,38 +37,34 @@ class Emulation:
 
 @lru_cache(maxsize=1)
 def emulation() -> Emulation:
-    """Read ZEROTUNE_FABRIC and what `EmulationSettings` says, and set the clock going.
+    """Read ZEROTUNE_FABRIC and `EmulationSettings`, and set up the clock.
 
     Raises:
-        FabricError, UserError: a value makes no sense.
+        FabricError, UserError: a value is not allowed.
     """
     name = os.environ.get("ZEROTUNE_FABRIC") or DEFAULT_FABRIC
     fabric = fabrics.load(name)
-    said = EmulationSettings.from_environment(os.environ)
-    device().limit_mb = said.device_mb
-    if said.answers_to_nccl:
-        answer_to_nccl()
+    settings = EmulationSettings.from_environment(os.environ)
+    device().limit_mb = settings.device_mb
+    if settings.is_alias_nccl:
+        alias_as_nccl()
     current = clock.current()
     current.sms_slowdown = fabric.sms_slowdown
-    reduction.order.goes_with_setting = said.adds_by_setting
-    current.host_ahead, current.is_exposure_known = said.host_ahead, said.is_exposure_known
-    if said.compute == "measured":
-        current.measured_scale = said.measured_scale
+    reduction.order.depends_on_setting = settings.order_depends_on_setting
+    current.host_ahead, current.is_exposure_known = settings.host_ahead, settings.is_exposure_known
+    if settings.compute == "measured":
+        current.measured_scale = settings.measured_scale
         current.skip_cpu()
-    if said.compute == "model":
+    if settings.compute == "model":
         ComputeModel(fabric.compute).install()
-    else:  # whoever holds a future of a collective has waited for it by now
-        register_optimizer_step_pre_hook(lambda *_: clock.current().settle())
-    return Emulation(fabric, said.seed)
+    else:  # by then a script must have waited for its futures
+        register_optimizer_step_pre_hook(lambda *_: clock.current().wait_for_futures())
+    return Emulation(fabric, settings.seed)
 
 
 @lru_cache(maxsize=1)
 def announce(n_ranks: int) -> None:
-    """Say once per run that its times are not real, and on how much of the fabric it runs.
-
-    Args:
-        n_ranks: of the run.
-    """
+    """Log once per run that its times are not real, and how many ranks and nodes it has."""
     settings = emulation()
     try:
         settings.fabric.refuse_more(n_ranks)

@@ -1,1 +1,1 @@
-"""A mock CUDA: lends an unmodified libnccl a described machine with GPUs, on one without."""
+"""A mock CUDA: shows an unmodified libnccl a described machine with GPUs, on a machine without GPUs."""

@@ -1,4 +1,4 @@
-"""Which collective, algorithm and protocol a device function of NCCL carries out.
+"""The collective, algorithm and protocol of each device function of NCCL.
 
 NCCL numbers its device functions by a table from row to number (`ncclDevFuncRowToId`); rows count up through
 collectives, reductions, types, algorithms and protocols (ncclDevFuncId in src/include/device.h, 2.22 to 2.30).
@@ -17,13 +17,13 @@ from .symbols import variables
 
 _TABLE: Final = "ncclDevFuncRowToId"
 _N_REDUCTIONS: Final = 5
-"""Sum, product, minimum or maximum, premultiplied sum, sum that is divided afterwards."""
+"""Sum, product, minimum or maximum, premultiplied sum, sum with a division afterwards."""
 _BY_ALGORITHM: Final = (Algorithm.ring, Algorithm.collnet_direct, Algorithm.nvls, Algorithm.pat)
 _ALL_REDUCE: Final = tuple(each for each in Algorithm if each is not Algorithm.pat)
 
 
 class DeviceFunction(NamedTuple):
-    """What it carries out."""
+    """The meaning of a device function."""
 
     collective: Collective
     algorithm: Algorithm
@@ -34,13 +34,13 @@ def device_functions(path: Path, base: int) -> dict[int, DeviceFunction]:
     """Read the table of a loaded libnccl.
 
     Args:
-        base: where it is loaded.
+        base: the library's address.
 
     Returns:
-        By number; send and receive are left out.
+        Functions by number, without send and receive.
 
     Raises:
-        PluginError: its table is not there, or no known order of rows explains it.
+        PluginError: the library has no table, or no known order of rows fits it.
     """
     table = next((each for each in variables(path) if each.name == _TABLE), None)
     if table is None:
@@ -55,8 +55,8 @@ def device_functions(path: Path, base: int) -> dict[int, DeviceFunction]:
 
 def _orders() -> Iterator[list[DeviceFunction | None]]:
     for n_types in (12, 10):  # with and without 8-bit floating point
-        for algorithms in (_BY_ALGORITHM, _BY_ALGORITHM[:3]):  # 2.23 brought PAT
-            for n_variable_gathers in (0, 1):  # 2.29 brought AllGatherV
+        for algorithms in (_BY_ALGORITHM, _BY_ALGORITHM[:3]):  # PAT is new in 2.23
+            for n_variable_gathers in (0, 1):  # AllGatherV is new in 2.29
                 yield _rows(n_types, algorithms, n_variable_gathers)
 
 
@@ -73,12 +73,12 @@ def _rows(n_types: int, algorithms: Sequence[Algorithm], n_variable_gathers: int
         *(cells(Collective.all_reduce, _ALL_REDUCE) * n_reductions),
         *(cells(Collective.reduce, [Algorithm.ring]) * n_reductions),
         *(cells(Collective.reduce_scatter, algorithms) * n_reductions),
-        None,  # the table ends with one that means nothing
+        None,  # the last row has no meaning
     ]
 
 
 def _explained(rows: list[DeviceFunction | None], numbers: Sequence[int]) -> dict[int, DeviceFunction] | None:
-    """None where a number would mean two things: then the rows are in another order."""
+    """Functions by number; None if a number would have two meanings: the rows are in another order."""
     found: dict[int, DeviceFunction | None] = {}
     for row, number in zip(rows, numbers, strict=True):
         if number >= 0 and found.setdefault(number, row) != row:

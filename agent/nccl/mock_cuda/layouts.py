@@ -1,11 +1,11 @@
-"""Where each release of NCCL keeps what its kernels share with the host.
+"""The layouts of structs that NCCL's kernels and its host share, by release.
 
-Derived from src/include/device.h of each release's tag (ncclDevComm, later ncclKernelComm; ncclDevChannel;
-ncclDevWorkColl; ncclConnFifo); 2.31 and later, whose sources were not at hand, by what the library wrote and by its own
-debugging information (`gdb -batch -ex "ptype /o struct ncclConnFifo" libnccl.so.2`). That the host counts only
-works whose kernel-channel events a profiler asked for is in their ncclProfilerPostPlanWork (`disassemble`). Their
-kernels count all (`cuobjdump -sass`, 2.32.3), so on GPUs a call without events shifts the times of those behind it; the
-mock counts as the host does, so that emulated times are right.
+They come from src/include/device.h of each release's tag (ncclDevComm, later ncclKernelComm; ncclDevChannel;
+ncclDevWorkColl; ncclConnFifo). For 2.31 and later, whose sources were not available, they come from memory that the
+library wrote and from its debugging information (`gdb -batch -ex "ptype /o struct ncclConnFifo" libnccl.so.2`). There
+the host counts only works whose kernel-channel events a profiler asked for (`disassemble ncclProfilerPostPlanWork`).
+Its kernels count all works (`cuobjdump -sass`, 2.32.3), so on GPUs a call without events shifts the times of later
+calls. The mock counts as the host does, so that emulated times are right.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ....store.errors import UserError
 
 
 class Layout(NamedTuple):
-    """Offsets in bytes; -1 = not there. Fields are those of `mock_layout` in mock_cuda.h."""
+    """Offsets in bytes; -1: the release does not have it. Fields are those of `mock_layout` in mock_cuda.h."""
 
     n_ranks: int
     channels: int
@@ -53,7 +53,7 @@ _LAYOUTS: Final[tuple[tuple[tuple[int, int, int], Layout], ...]] = (
     ((2, 31, 0), Layout(4, 56, 72, 80, 368, 360, 1, 80, 128, 1, 0x7FF, 32, 16, 1)),
     ((2, 32, 0), Layout(4, 56, 72, 80, 368, 360, 1, 56, 96, 1, 0x7FF, 32, 16, 1)),
 )
-"""By the first release that has it."""
+"""By the first release with the layout."""
 NEWEST_KNOWN: Final = (2, 32)
 """Major and minor number of the newest release whose layout was verified."""
 
@@ -62,7 +62,7 @@ def layout_of(version: tuple[int, ...]) -> Layout:
     """The layout of a release.
 
     Raises:
-        UserError: the release is older or newer than those known.
+        UserError: the release is older or newer than all known layouts.
     """
     if not (2, 21) <= version[:2] <= NEWEST_KNOWN:
         raise UserError(

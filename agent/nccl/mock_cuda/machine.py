@@ -1,4 +1,4 @@
-"""The machine that the mock lends, read from a topology file as NCCL_TOPO_DUMP_FILE writes it."""
+"""The described machine of the mock, read from a topology file as NCCL_TOPO_DUMP_FILE writes it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ....store.errors import UserError, reason
 from ....store.foreign.regular_file import read_file
 
 MAX_FILE_BYTES: Final = 4 << 20
-"""A dump of an eight-GPU node has some ten thousand bytes."""
+"""Limit of a topology file; a dump of an eight-GPU node has some ten thousand bytes."""
 MAX_DEVICES: Final = 64
 """MOCK_MAX_DEVICES and MOCK_MAX_NICS of mock_cuda.h."""
 _BUS_ID: Final = re.compile(r"(?:0000)?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 """The domain may have eight digits, as nvidia-smi prints it."""
 GPU_CLASSES: Final = ("0x0302", "0x0300")
-"""PCI classes of GPUs; files of clouds name GPUs by them alone, and NCCL asks the machine for the rest."""
+"""PCI classes of GPUs; files of clouds have nothing else of GPUs, and NCCL reads the rest from the machine."""
 SWITCH_CLASS: Final = "0x068000"
 """PCI class of an NVSwitch, as an nvlink's target."""
 SWITCHED: Final = {80: (2,) * 6, 90: (5, 4, 5, 4), 100: (9, 9), 103: (9, 9)}
 """NVLinks to each NVLink switch of an eight-GPU baseboard, by compute capability."""
 ON_A_BASEBOARD: Final = 8
-"""GPUs."""
+"""GPUs of a baseboard."""
 _DEFAULT_MBPS: Final = 10_000
-"""What NCCL takes for an adapter that does not say its speed."""
+"""NCCL's value for an adapter of unknown speed."""
 _MULTIPROCESSORS: Final = {70: 80, 75: 72, 80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 103: 148, 120: 170}
-"""By compute capability, of the largest GPU of its kind; NCCL reads them to bound channels."""
+"""Multiprocessors of the largest GPU by compute capability; NCCL limits channels by them."""
 _MEMORY_BYTES: Final = 80 << 30
 _XML_VERSION: Final = "1"
 _REMEDY: Final = "give a file that NCCL_TOPO_DUMP_FILE wrote"
@@ -68,7 +68,7 @@ class Nic:
     guid: int
     reaches_gpu_memory: bool
     is_speed_assumed: bool = False
-    """The file leaves it to the machine, and it is what NCCL takes then."""
+    """The file has no speed, and this is NCCL's value then."""
     is_sharp: bool = False
     """Its switches reduce, so that NCCL has CollNet and NVLS across nodes."""
 
@@ -84,14 +84,14 @@ class Machine:
 
     @property
     def multicast(self) -> bool:
-        """Whether NVLink switches multicast, so that NVLS exists: third generation, from Hopper on."""
+        """Whether NVLink switches multicast, so that NCCL has NVLS: third generation, from Hopper on."""
         return all(gpu.behind_switch and gpu.capability >= 90 for gpu in self.gpus)
 
-    def seen_with(self, visible_devices: str | None) -> Machine:
-        """The node with the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; NVML shows no others here either.
+    def with_visible(self, visible_devices: str | None) -> Machine:
+        """The node with the GPUs in CUDA_VISIBLE_DEVICES, in that order; the mock's NVML shows only these, too.
 
         Args:
-            visible_devices: numbers; as in CUDA, nothing counts from the first one on that is none. None: all are seen.
+            visible_devices: numbers; as in CUDA, the first invalid number ends the list. None: all GPUs are visible.
         """
         if visible_devices is None:
             return self
@@ -104,7 +104,7 @@ def read_topology(path: Path) -> ElementTree.Element:
     """The root of a topology file.
 
     Raises:
-        UserError: it cannot be read, is too large, or no topology.
+        UserError: the file cannot be read, is too large, or is no topology.
     """
     try:
         text = read_file(path, MAX_FILE_BYTES).decode()
@@ -127,7 +127,7 @@ def read_machine(path: Path) -> Machine:
     """The machine that a topology file describes.
 
     Raises:
-        UserError: it is no topology, leaves to the machine what has to be known, or has no GPU or impossible ones.
+        UserError: the file is no topology, lacks needed data, or has no GPU or impossible GPUs.
     """
     root = read_topology(path)
     pcis = list(root.iter("pci"))
@@ -158,9 +158,9 @@ def read_machine(path: Path) -> Machine:
 
 
 def lacks_links(root: ElementTree.Element) -> bool:
-    """Whether all GPUs are without NVLinks that others of their kind have, in a file that nobody dumped on the machine.
+    """Whether all GPUs lack NVLinks that GPUs of their kind have, in a file that is no dump.
 
-    A dump names each GPU's PCI device, and without links there are none. In any other file NCCL adds them.
+    A dump has each GPU's PCI device, and all its links. In other files NCCL adds links from the machine.
     """
     gpus = [(pci, gpu) for pci in root.iter("pci") for gpu in pci.findall("gpu")]
     return len(gpus) > 1 and all(
@@ -170,11 +170,7 @@ def lacks_links(root: ElementTree.Element) -> bool:
 
 
 def connect(machine: Machine, name: str, n_nodes: int) -> None:
-    """Check that so many nodes can be connected.
-
-    Raises:
-        UserError: they have no adapters.
-    """
+    """Raise UserError if `n_nodes` nodes cannot be connected, since they have no adapters."""
     if n_nodes > 1 and not machine.nics:
         raise UserError(
             f"{name} has no network adapter, so {n_nodes} nodes cannot be connected",
@@ -187,7 +183,7 @@ def _gpu(path: Path, pci: ElementTree.Element, gpu: ElementTree.Element) -> Gpu:
     found = _BUS_ID.fullmatch(bus_id)
     if found is None:
         raise UserError(f"{path}: a GPU has the bus id {pci.get('busid')!r}", "bus ids look like 0000:0f:00.0")
-    links = [link for link in gpu.findall("nvlink") if link.get("target", "").lower() != bus_id]  # a loop joins nothing
+    links = [link for link in gpu.findall("nvlink") if link.get("target", "").lower() != bus_id]  # without loops
     return Gpu(
         bus_id=found[1],
         capability=_number(path, gpu, "sm", 50, 200),
@@ -206,18 +202,18 @@ def _nic(path: Path, net: ElementTree.Element) -> Nic:
         raise UserError(f"{path}: adapter {name}: {error}", _REMEDY) from error
     return Nic(
         name=name,
-        speed_mbps=_number(path, net, "speed", 1, 10_000_000) if says_speed(net) else _DEFAULT_MBPS,
+        speed_mbps=_number(path, net, "speed", 1, 10_000_000) if has_speed(net) else _DEFAULT_MBPS,
         port=_number(path, net, "port", 0, 1 << 15, default=1),
         latency_us=latency_us,
         guid=guid % (1 << 64),
         reaches_gpu_memory=net.get("gdr") == "1",
         is_sharp=net.get("coll") == "1",
-        is_speed_assumed=not says_speed(net),
+        is_speed_assumed=not has_speed(net),
     )
 
 
-def says_speed(net: ElementTree.Element) -> bool:
-    """Whether a `<net>` states its speed; some say -1 or 0."""
+def has_speed(net: ElementTree.Element) -> bool:
+    """Whether a `<net>` has a speed; -1 and 0 count as none."""
     return net.get("speed", "-1") not in ("-1", "0")
 
 

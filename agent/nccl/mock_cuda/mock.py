@@ -1,4 +1,4 @@
-"""The mock as Python sees it: attached to a libnccl, told what machine to lend, asked what was launched."""
+"""The mock's interface for Python: attaches it to a libnccl, describes the machine, returns launched collectives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .machine import MAX_DEVICES, Machine
 from .symbols import Symbol, functions
 
 CUDA_VERSION: Final = 12090
-"""CUDA 12.9, which every release from 2.21 on takes for new enough."""
+"""CUDA 12.9, which is new enough for every release from 2.21 on."""
 RING_WORKS: Final = 65536
 """As in launch.c: far more collectives than all ranks of a node launch between two drains."""
 WORK: Final = np.dtype(
@@ -28,13 +28,13 @@ WORK: Final = np.dtype(
 )  # fmt: skip
 """One collective of one launch: `mock_work` in mock_cuda.h."""
 FORCE: Final = "ZEROTUNE_MOCK_CUDA"
-"""Variable that lets the mock load beside a CUDA driver, by the value `force`."""
+"""Variable that allows the mock on a machine with a CUDA driver, with the value `force`."""
 DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")
-"""Devices of NVIDIA's driver on Linux, and below Windows."""
+"""Devices of NVIDIA's driver on Linux, and on WSL."""
 
 
 class Patched(IntEnum):
-    """What a library is to the mock; as in mock_cuda.h."""
+    """Kinds of patched libraries; as in mock_cuda.h."""
 
     runtime_of_nccl = 0
     runtime = 1
@@ -75,10 +75,10 @@ class _Machine(ctypes.Structure):
 
 
 class MockCuda:
-    """The mock in this process; make one before libnccl is opened, since it also stands in for NVML.
+    """The mock in this process. It also replaces NVML, so it must be made before libnccl is opened.
 
     Raises:
-        PluginError: it cannot be built or loaded.
+        PluginError: the library cannot be built or loaded.
         UserError: a CUDA driver is in use on this machine.
     """
 
@@ -92,7 +92,7 @@ class MockCuda:
         self.path: Final = path
         pointer, count = ctypes.c_void_p, ctypes.c_size_t
         self._patch = self.bind("patch", ctypes.c_int, pointer, pointer, pointer, count, ctypes.c_int)
-        self._take_calls = self.bind("take_calls", ctypes.c_int, pointer)
+        self._redirect_calls = self.bind("redirect_calls", ctypes.c_int, pointer)
         self._set_machine = self.bind("set_machine", None, pointer)
         self._set_layout = self.bind("set_layout", None, pointer)
         self._set_device = self.bind("set_device", None, ctypes.c_int)
@@ -106,18 +106,18 @@ class MockCuda:
         self._function = self.bind("function", pointer, ctypes.c_char_p)
 
     def bind(self, name: str, result: Any, *arguments: Any) -> Any:
-        """A function of the mock by its name behind `mock_cuda_`."""
+        """A function of the mock by its name without `mock_cuda_`."""
         function = getattr(self._library, f"mock_cuda_{name}")
         function.restype = result
         function.argtypes = arguments
         return function
 
-    def lend(self, machine: Machine, node: str, cuda_version: int = CUDA_VERSION) -> None:
-        """Describe the node whose GPUs and network adapters this process sees; NCCL reads the rest in the environment.
+    def set_machine(self, machine: Machine, node: str, cuda_version: int = CUDA_VERSION) -> None:
+        """Set the machine whose GPUs and network adapters this process sees, also in NCCL's variables.
 
         Args:
-            machine: the node's kind; its file must stay where it is.
-            node: its name: NCCL takes ranks on one node for neighbours.
+            machine: its file must not be moved.
+            node: the node's name, by which NCCL recognises ranks of one node.
             cuda_version: 12090 = 12.9.
         """
         os.environ.update(
@@ -125,7 +125,7 @@ class MockCuda:
             NCCL_HOSTID=node,
             NCCL_SOCKET_IFNAME="lo",
             NCCL_NET_PLUGIN=str(self.path) if machine.nics else "none",
-            # 2.28 and newer unload it with the last communicator, and 2.29 then forgets its name.
+            # Without it, 2.28 and newer unload the plugin with the last communicator, and 2.29 cannot load it again.
             NCCL_NET_PLUGIN_REF_COUNT="1",
         )
         fields = _Machine(len(machine.gpus), len(machine.nics), cuda_version, int(machine.multicast))
@@ -142,17 +142,17 @@ class MockCuda:
     def attach(
         self, path: Path, library: ctypes.CDLL, version: tuple[int, ...], *, counts_unwatched: bool = False
     ) -> int:
-        """Put the mock in place of the CUDA runtime within a loaded libnccl.
+        """Replace the CUDA runtime in a loaded libnccl.
 
         Args:
-            counts_unwatched: count works that no profiler follows, as real kernels do and NCCL's host from 2.31 on does
-                not: times shift.
+            counts_unwatched: also count works that no profiler follows, as real kernels do. NCCL's host from 2.31 on
+                does not, so that times are shifted.
 
         Returns:
-            Where it is loaded.
+            The library's address.
 
         Raises:
-            UserError: the file is no such library, or its release is not known.
+            UserError: the file is no libnccl, or its release is not known.
             PluginError: the library's code cannot be replaced.
         """
         layout = layout_of(version)
@@ -165,15 +165,15 @@ class MockCuda:
             raise UserError(f"{path} does not hold NCCL and CUDA's runtime", "take the library of NVIDIA's wheel")
         base = (ctypes.cast(library.ncclGetVersion, ctypes.c_void_p).value or 0) - origin
         self.replace(path, base, cuda, Patched.runtime_of_nccl)
-        self._take_calls(base + cuda[0].address)  # where they cannot be found, it only takes longer and leaves files
+        self._redirect_calls(base + cuda[0].address)  # if that fails, NCCL is slower and may leave files behind
         self._set_layout(ctypes.byref(LayoutFields(*layout)))
         return base
 
     def replace(self, path: Path, base: int, found: Sequence[Symbol], kind: Patched) -> None:
-        """Put the mock in place of functions of a loaded library.
+        """Replace functions of a loaded library.
 
         Args:
-            base: where it is loaded.
+            base: the library's address.
 
         Raises:
             PluginError: its code cannot be replaced.
@@ -185,14 +185,14 @@ class MockCuda:
             raise PluginError(f"the mock CUDA cannot be put into {path}: its code cannot be written to")
 
     def set_device(self, device: int) -> None:
-        """Which GPU the calling thread uses."""
+        """Set the GPU of the calling thread."""
         self._set_device(device)
 
     def malloc(self, n_bytes: int) -> int:
         """Address of new device memory of the calling thread's GPU.
 
         Raises:
-            PluginError: the GPU has no room for it.
+            PluginError: the GPU has too little memory.
         """
         pointer = ctypes.c_void_p()
         if self._malloc(ctypes.byref(pointer), n_bytes) != 0:
@@ -200,36 +200,36 @@ class MockCuda:
         return pointer.value or 0
 
     def used_bytes(self, device: int) -> int:
-        """Memory of a GPU that is in use."""
+        """Memory in use of a GPU."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.set_device(device)
         self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
         return total.value - free.value
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function of the CUDA runtime; PluginError where it fails."""
+        """Call a function of the CUDA runtime; PluginError if it fails."""
         address = self._function(name.encode())
         if address is None or ctypes.CFUNCTYPE(ctypes.c_int)(address)(*arguments) != 0:
             raise PluginError(f"{name} failed on the mock GPU")
 
     def set_duration_us(self, duration_us: float) -> None:
-        """How long kernels take; below 0: they never end."""
+        """Set the duration of kernels; below 0: they never end."""
         self._set_duration_us(duration_us)
 
     def set_timer_step_ns(self, step_ns: int) -> None:
-        """The GPU's timer ticks; 1000 on some machines."""
+        """Set the resolution of the GPU's timer, which is 1000 on some machines."""
         self._set_timer_step_ns(step_ns)
 
     def set_away_ms(self, away_ms: float) -> None:
-        """How long NCCL's threads are descheduled whenever they find nothing to do."""
+        """Set how long NCCL's threads are descheduled whenever they find nothing to do."""
         self._set_away_ms(away_ms)
 
     def set_recording(self, on: bool) -> None:
-        """Turn on or off that launches are kept for `drain`."""
+        """Turn the recording of launches for `drain` on or off."""
         self._set_recording(int(on))
 
     def drain(self) -> NDArray[np.void]:
-        """Collectives launched since, oldest first, as an array of WORK."""
+        """Collectives launched since the last call, the oldest first, as an array of WORK."""
         n_works = self._drain(self._drained.ctypes.data, RING_WORKS)
         return self._drained[:n_works].copy()
 
@@ -240,7 +240,7 @@ def is_of(name: str, prefix: str) -> bool:
 
 
 def refuse_beside_a_driver() -> None:
-    """Raises UserError where a CUDA driver is in use, unless ZEROTUNE_MOCK_CUDA says force."""
+    """Raise UserError if a CUDA driver is in use, unless ZEROTUNE_MOCK_CUDA=force."""
     if os.environ.get(FORCE) == "force":
         return
     found = next((path for path in DRIVER_FILES if os.path.exists(path)), None)

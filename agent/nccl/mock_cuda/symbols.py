@@ -1,7 +1,6 @@
 """Functions and variables of a shared library by its ELF symbol tables.
 
-cudart is linked into libnccl statically, so that its functions can be found by `.symtab` alone; what a library
-exports is in `.dynsym`.
+cudart is linked into libnccl statically, so its functions are in `.symtab` only; exported functions are in `.dynsym`.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _SYMBOL: Final = np.dtype(
 
 
 class Symbol(NamedTuple):
-    """A function or a variable as the file has it."""
+    """A function or a variable."""
 
     name: str
     address: int
-    """Relative to where the library is loaded."""
+    """Relative to the address of the loaded library."""
     n_bytes: int
 
 
@@ -43,7 +42,7 @@ def functions(path: Path) -> list[Symbol]:
     """Every function of the library's symbol table.
 
     Raises:
-        UserError: the file cannot be read, is no 64-bit ELF library, or is stripped.
+        UserError: the file cannot be read, is not a 64-bit ELF library, or is stripped.
     """
     return _symbols(path, _FUNCTION, _SYMTAB)
 

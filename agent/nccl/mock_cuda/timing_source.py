@@ -1,4 +1,4 @@
-"""Our plugin's records of kernels on the mock must never pass for measurements on a GPU."""
+"""Marks the plugin's records of kernels on the mock, which must never count as measurements on a GPU."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Final
 
 from ....store.records import TimingSource
 
-_SAY_WHOSE_CLOCK: Final = "zerotune_set_timing_source_override"
+_SET_TIMING_SOURCE: Final = "zerotune_set_timing_source_override"
 
 
-def records_say_emulated(plugin: str) -> None:
-    """Tell the profiler plugin of this path, if it is ours."""
+def mark_records_emulated(plugin: str) -> None:
+    """Have the profiler plugin at this path mark its records, if it is zerotune's."""
     if not plugin.endswith(".so"):
         return
     try:
         library = ctypes.CDLL(plugin)
     except OSError:
-        return  # NCCL will say so, and run without it
-    if hasattr(library, _SAY_WHOSE_CLOCK):
-        getattr(library, _SAY_WHOSE_CLOCK)(ctypes.c_uint32(TimingSource.emulated))
+        return  # NCCL reports it, and runs without it
+    if hasattr(library, _SET_TIMING_SOURCE):
+        getattr(library, _SET_TIMING_SOURCE)(ctypes.c_uint32(TimingSource.emulated))

@@ -1,4 +1,4 @@
-/* Counting and forgetting across all parts. */
+/* Counters and reset of all parts. */
 #include "next/profiler.h"
 #include "plan/shared_state.h"
 #include "profiler/events.h"

@@ -1,11 +1,11 @@
-/* NCCL's plugin ABI as this plugin needs it, declared anew from its documented layout.
+/* The parts of NCCL's plugin ABI that this plugin uses, declared from its documented layout.
  *
- * NCCL looks each version up by its own symbol and passes that version's structs, so every version
- * has its own types here. The layouts are pinned by static assertions (LP64, as on every platform
- * that NCCL supports) and checked against released libraries by tests/plugin.
+ * NCCL looks up each version by its own symbol and passes that version's structs, so every version has its own types
+ * here. Static assertions fix the layouts (LP64, as on every platform that NCCL supports), and tests/plugin checks them
+ * against released libraries.
  *
  *   tuner     v2 2.21 | v3 2.22-2.23 | v4 2.24-2.27 | v5 2.28-2.29 | v6 2.30-2.32 | v7 announced
- *   profiler  v3 2.26 (v1 and v2 tell no times of kernels) | v4 2.27 | v5 2.28 | v6 2.29-2.30 | v7 2.31 and newer
+ *   profiler  v3 2.26 (v1 and v2 report no times of kernels) | v4 2.27 | v5 2.28 | v6 2.29-2.30 | v7 2.31 and newer
  */
 #ifndef ZEROTUNE_NCCL_ABI_H
 #define ZEROTUNE_NCCL_ABI_H
@@ -17,7 +17,7 @@
 typedef int nccl_result; /* ncclResult_t */
 #define NCCL_SUCCESS 0
 
-/* ncclFunc_t: only these five ever reach a tuner; higher values exist and are left alone */
+/* ncclFunc_t: a tuner is asked for these five only */
 enum { NCCL_BROADCAST = 0, NCCL_REDUCE, NCCL_ALL_GATHER, NCCL_REDUCE_SCATTER, NCCL_ALL_REDUCE };
 #define NCCL_N_COLLECTIVES 5
 enum { NCCL_TREE = 0, NCCL_RING, NCCL_COLLNET_DIRECT, NCCL_COLLNET_CHAIN, NCCL_NVLS, NCCL_NVLS_TREE, NCCL_PAT };
@@ -25,7 +25,7 @@ enum { NCCL_TREE = 0, NCCL_RING, NCCL_COLLNET_DIRECT, NCCL_COLLNET_CHAIN, NCCL_N
 enum { NCCL_LL = 0, NCCL_LL128, NCCL_SIMPLE };
 #define NCCL_N_PROTOCOLS 3
 #define NCCL_MAX_CHANNELS 64
-#define NCCL_TABLE_ALGORITHMS 16 /* no release's cost table has more than 7 x 3; a much larger one is not read */
+#define NCCL_TABLE_ALGORITHMS 16 /* cost tables have at most 7 x 3 cells so far; a larger table than this is not read */
 #define NCCL_TABLE_PROTOCOLS 8
 #define NCCL_MAX_RANKS 65536 /* as of store/wire.py */
 
@@ -122,10 +122,10 @@ enum nccl_profile_event {
   NCCL_PROFILE_CE_COLL = 4096 /* v6 and newer */
 };
 enum { NCCL_STATE_KERNEL_CHANNEL_STOP = 22 };
-enum { NCCL_COUNTS_WHAT_IS_ASKED_FOR = 7 }; /* from this version on the host does, while kernels count all: NCCL 2.31 */
+enum { NCCL_COUNTS_REQUESTED_ONLY = 7 }; /* NCCL 2.31: the host counts only kernels whose events are asked for */
 
-/* What follows the common head of a descriptor, by version. The unions of the real descriptors are
- * wider; a plugin only reads the member that `type` names, so each member stands alone here. */
+/* The part after the common head of a descriptor, by version. The unions of the real descriptors are
+ * wider, but a plugin reads only the member that `type` names. */
 typedef struct {
   const char *name;
   uint64_t comm_hash;
@@ -174,7 +174,7 @@ typedef struct {
   const char *datatype;
   int root;
   void *stream;
-  bool graph_captured; /* v7 has the user's tag behind it */
+  bool graph_captured; /* followed by the user's tag in v7 */
 } nccl_coll_api_v5;
 
 typedef struct {
@@ -183,7 +183,7 @@ typedef struct {
   const char *datatype;
   size_t count;
   int peer;
-  uint8_t n_channels; /* v7 has the user's tag behind v5's group */
+  uint8_t n_channels;
 } nccl_p2p_v4;
 
 typedef struct {
@@ -204,15 +204,15 @@ typedef struct {
   uint32_t batch_size;
   uint32_t n_batches;
   uint32_t ce_sequence;
-  void *stream; /* v7 has the user's tag behind it */
+  void *stream; /* followed by the user's tag in v7 */
 } nccl_ce_coll_v6;
 
 typedef struct {
   uint8_t channel;
-  uint64_t start_ns; /* GPU globaltimer; not there in v3 */
+  uint64_t start_ns; /* GPU globaltimer */
 } nccl_kernel_channel_v4;
 
-/* Heads: v3 and v4 have an 8-bit type, v5 and newer a 64-bit one; parent, rank and union sit alike. */
+/* Heads: v3 and v4 have an 8-bit type, v5 and newer a 64-bit type; parent, rank and union have the same offsets. */
 #define NCCL_DESCRIPTOR_HEAD(type_t) \
   type_t type;                       \
   void *parent;                      \
@@ -248,7 +248,7 @@ typedef struct {
   };
 } nccl_event_v5;
 
-typedef nccl_event_v5 nccl_event_v6, nccl_event_v7; /* what both have sits alike */
+typedef nccl_event_v5 nccl_event_v6, nccl_event_v7; /* common members have the same offsets */
 
 typedef union {
   uint64_t kernel_channel_stop_ns; /* of NCCL_STATE_KERNEL_CHANNEL_STOP, v4 and newer */

@@ -1,4 +1,4 @@
-/* Which sources this library was built from: compiled.py finds it in the file's bytes, without loading. */
+/* A hash of this library's sources, which compiled.py finds in the file's bytes without loading it. */
 #include "zerotune_plugin.h"
 
 #ifndef ZT_SOURCE_HASH

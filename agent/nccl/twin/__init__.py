@@ -1,1 +1,1 @@
-"""A twin of a cluster: the official libnccl decides for a described machine, without a GPU."""
+"""A twin of a cluster: the official libnccl chooses settings for a described machine, without a GPU."""

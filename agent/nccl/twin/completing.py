@@ -1,8 +1,7 @@
-"""Topology files that leave GPUs or adapters to the machine, completed by what the user says of it.
+"""Completes topology files that lack data of GPUs or adapters, with options of the user.
 
-What a file states and the user contradicts is refused: nothing that was said goes unused.
-Clouds ship files that place PCI devices and say no more. NCCL adds each GPU's capability and NVLinks and each
-adapter's speed from the machine that it runs on.
+Clouds ship files with the places of PCI devices only. NCCL adds each GPU's capability and NVLinks and each adapter's
+speed from the machine that it runs on. An option that contradicts the file is refused.
 """
 
 from __future__ import annotations
@@ -17,35 +16,35 @@ from ..mock_cuda.machine import (
     ON_A_BASEBOARD,
     SWITCH_CLASS,
     SWITCHED,
+    has_speed,
     lacks_links,
     read_topology,
-    says_speed,
 )
 
 _NIC_CLASS: Final = "0x02"
-_UNSEEN_SWITCH: Final = "fffffff:ff:ff.0"
-"""How NCCL names a switch that a virtual machine does not show."""
+_HIDDEN_SWITCH: Final = "fffffff:ff:ff.0"
+"""NCCL's bus id for a switch that a virtual machine does not show."""
 _LINKED_SINCE: Final = 60
-"""Compute capability from which on, until there were switches, GPUs are linked to each other as each machine has it."""
+"""From this compute capability on, until there were switches, GPUs have direct links that differ by machine."""
 
 
 def completed(path: Path, capability: int | None, nic_gbps: float | None) -> str | None:
-    """The file with what it leaves to the machine.
+    """The completed file.
 
     Args:
-        capability: of its GPUs, 90 = 9.0; None: it is not said.
-        nic_gbps: gigabits per second of each adapter; None: it is not said.
+        capability: of its GPUs, 90 = 9.0; None: unknown.
+        nic_gbps: gigabits per second of each adapter; None: unknown.
 
     Returns:
-        XML; None if nothing was to be added.
+        XML; None if nothing was added.
 
     Raises:
-        UserError: it is no topology, states something else, or how such GPUs are linked does not follow.
+        UserError: the file is no topology or contradicts the arguments, or the links of such GPUs are unknown.
     """
     root = read_topology(path)
     pcis = sorted(root.iter("pci"), key=lambda pci: pci.get("busid", "").lower())  # CUDA numbers them in this order
     bare = [pci for pci in pcis if _class(pci).startswith(GPU_CLASSES) and pci.find("gpu") is None]
-    gpus = list(root.iter("gpu"))  # NCCL trims those of the class that nobody uses
+    gpus = list(root.iter("gpu"))
     stated = sorted({gpu.get("sm", "") for gpu in gpus})
     if capability is not None and gpus and stated != [str(capability)]:
         raise UserError(
@@ -70,7 +69,7 @@ def _class(pci: ElementTree.Element) -> str:
 
 
 def _speeds(path: Path, root: ElementTree.Element, nics: list[ElementTree.Element], gbps: float) -> int:
-    """Give the speed to adapters that the file leaves to the machine; how many there were."""
+    """Set the speed of adapters that have none in the file; returns how many there were."""
     mbps, nets = str(round(1000 * gbps)), list(root.iter("net"))
     if not nets:
         for dev, pci in enumerate(nics):
@@ -78,18 +77,19 @@ def _speeds(path: Path, root: ElementTree.Element, nics: list[ElementTree.Elemen
         if not nics:
             raise UserError(f"{path} has no network adapter for --nic-gbps {gbps:g}", "leave it out")
         return len(nics)
-    silent = [net for net in nets if not says_speed(net)]
+    silent = [net for net in nets if not has_speed(net)]
     for net in silent:
         net.set("speed", mbps)
     stated = {net.get("speed", "") for net in nets}
     if not silent and stated != {mbps}:
-        said = ", ".join(sorted(stated))
-        raise UserError(f"{path} has adapters of {said} Mb/s, --nic-gbps {gbps:g}", "leave it out, or correct the file")
+        speeds = ", ".join(sorted(stated))
+        problem = f"{path} has adapters of {speeds} Mb/s, --nic-gbps {gbps:g}"
+        raise UserError(problem, "leave it out, or correct the file")
     return len(silent)
 
 
 def _link(path: Path, gpus: list[ElementTree.Element], capability: int) -> None:
-    """Add the links that GPUs of a baseboard have to its switches."""
+    """Add the links between GPUs of a baseboard and its switches."""
     if capability not in SWITCHED and not _LINKED_SINCE <= capability < min(SWITCHED):
         return
     if capability not in SWITCHED or len(gpus) != ON_A_BASEBOARD:
@@ -99,7 +99,7 @@ def _link(path: Path, gpus: list[ElementTree.Element], capability: int) -> None:
         )
     for gpu in gpus:
         ElementTree.SubElement(
-            gpu, "nvlink", target=_UNSEEN_SWITCH, count=str(sum(SWITCHED[capability])), tclass=SWITCH_CLASS
+            gpu, "nvlink", target=_HIDDEN_SWITCH, count=str(sum(SWITCHED[capability])), tclass=SWITCH_CLASS
         )
 
 

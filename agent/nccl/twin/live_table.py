@@ -1,4 +1,4 @@
-"""NCCL's live cost tables beside our cost model: how far apart they are, and what the model must be told."""
+"""Compares NCCL's live cost tables with the cost model, and finds the cells that the model must state."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ..cost_model import StatedCell, Topology
 from .protocol import Answer
 
 MODELLED_SINCE: Final = (2, 23)
-"""2.22 has older tables, and 2.21 shows none."""
+"""2.22 has older tables, and 2.21 shows its tuner none."""
 NVLS: Final = (Algorithm.nvls, Algorithm.nvls_tree)
-"""Not computed: read off a live table, or stated by a fabric file."""
+"""Algorithms that the model does not compute: they are read from a live table, or stated by a fabric file."""
 WORST_RELATIVE_ERROR: Final = 1e-3
-"""A cell that differs more is not the one that NCCL computes."""
+"""A cell with a larger error is stated instead of computed."""
 _NO_TIME_GBS: Final = 1e9
 _Cell = tuple[Collective, Algorithm, Protocol]
 
 
 class Difference(NamedTuple):
-    """One cell at one size; a cost is None where the cell is not there."""
+    """One cell at one size; a cost is None if the table does not have the cell."""
 
     collective: Collective
     message_bytes: int
@@ -34,35 +34,34 @@ class Difference(NamedTuple):
 
     @property
     def relative_error(self) -> float:
-        """Infinite where only one of the two has the cell."""
+        """Infinite if only one of the two has the cell."""
         if self.nccl_us is None or self.model_us is None:
             return float("inf")
         return abs(self.model_us / self.nccl_us - 1)
 
 
 def differences(answers: Sequence[Answer], model: Topology) -> Iterator[Difference]:
-    """Every cell that NCCL or the model has, of each answer."""
+    """Every cell that NCCL or the model has, for each answer."""
     for answer in answers:
         question = answer.question
         table = cost_model.cost_table(model, question.collective, question.message_bytes)
         nccl = {(cell.algorithm, cell.protocol): cell.cost_us for cell in answer.cells}
         for algorithm in Algorithm:
             for protocol in Protocol:
-                theirs, cost_us = nccl.get((algorithm, protocol)), float(table[algorithm, protocol])
-                ours = cost_us if cost_us >= 0 else None
-                if not theirs is ours is None:
-                    yield Difference(question.collective, question.message_bytes, algorithm, protocol, theirs, ours)
+                nccl_us, cost_us = nccl.get((algorithm, protocol)), float(table[algorithm, protocol])
+                model_us = cost_us if cost_us >= 0 else None
+                if not nccl_us is model_us is None:
+                    where = question.collective, question.message_bytes, algorithm, protocol
+                    yield Difference(*where, nccl_us, model_us)
 
 
 def with_stated_cells(answers: Sequence[Answer], model: Topology) -> Topology:
-    """The model with the cells stated that it does not compute, or not as this NCCL does.
+    """The model, with stated cells for those that it does not compute, or not as this NCCL does.
 
     Args:
-        answers: of each collective at several sizes; the smallest and the largest tell a cell's terms.
+        answers: for each collective at several sizes; the terms of a cell follow from the smallest and the largest. At
+            other sizes the model may still differ.
         model: without stated cells.
-
-    Returns:
-        The model; at sizes between the two it may still differ.
     """
     live: dict[_Cell, dict[int, float | None]] = {}
     wrong: set[_Cell] = set()
@@ -94,7 +93,7 @@ def _stated(model: Topology, cell: _Cell, costs: Mapping[int, float | None]) -> 
     small_us, large_us = costs[sizes[0]], costs[sizes[1]]
     if small_us is None or large_us is None:
         return at(0.0, 0.0)
-    # A cost is linear in latency and in time per byte; how each of them counts at a size is the model's.
+    # A cost is linear in latency and in time per byte; the model gives the coefficients at each size.
     (small_latency, large_latency), (small_bytes, large_bytes) = cost_us(at(1.0, _NO_TIME_GBS)), cost_us(at(0.0, 1.0))
     determinant = small_latency * large_bytes - large_latency * small_bytes
     latency_us = (small_us * large_bytes - large_us * small_bytes) / determinant

@@ -1,7 +1,7 @@
-"""Described machines: topology files for NCCL, made from a few facts each.
+"""Described machines: topology files for NCCL, each made from a few facts of the maker's datasheet.
 
-Facts are from the makers' datasheets; buses and PCIe switches are laid out regularly. Real machines differ in bus ids,
-which NCCL only uses to tell devices apart. The file that NCCL_TOPO_DUMP_FILE writes on a machine is always better.
+Buses and PCIe switches are laid out regularly. Real machines have other bus ids, which NCCL uses only to distinguish
+devices. The file that NCCL_TOPO_DUMP_FILE writes on a machine is always better.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class DescribedMachine:
     """90 = 9.0."""
     n_gpus: int
     nvlinks: tuple[int, ...]
-    """NVLinks of a GPU to each NVLink switch; empty: none."""
+    """Number of NVLinks of a GPU to each NVLink switch."""
     pcie_gts: str
     """Transfer rate of a PCIe lane: 16.0 (4th generation), 32.0 (5th), 64.0 (6th)."""
     n_nics: int
     nic_gbps: int
-    """Gigabits per second of one adapter; Ethernet, RoCE and InfiniBand look alike to NCCL's cost."""
+    """Gigabits per second of one adapter; NCCL's cost is the same for Ethernet, RoCE and InfiniBand."""
     reaches_gpu_memory: bool
-    """GPUDirect RDMA."""
+    """Whether it has GPUDirect RDMA."""
     gpus_per_switch: int = 1
     """GPUs that share a PCIe switch."""
     amd: bool = False
     sharp: bool = False
-    """InfiniBand switches reduce: with NCCL_COLLNET_ENABLE=1 NCCL has CollNet, and NVLS across nodes."""
+    """Whether InfiniBand switches reduce: with NCCL_COLLNET_ENABLE=1 NCCL has CollNet, and NVLS across nodes."""
 
     def topology(self) -> str:
-        """The machine as NCCL_TOPO_FILE wants it."""
+        """The machine as a file for NCCL_TOPO_FILE."""
         lines = ['<system version="1">']
         for cpu in range(_N_CPUS):
             lines.append(f'  <cpu numaid="{cpu}" affinity="ffffffff" {_AMD if self.amd else _INTEL}>')
@@ -130,10 +130,10 @@ MACHINES: Final = {
 
 
 class Node(NamedTuple):
-    """What stands for each node of a fabric."""
+    """The machine of each node of a fabric."""
 
     topology: str
-    """As NCCL_TOPO_FILE wants it."""
+    """Content of a file for NCCL_TOPO_FILE."""
     n_gpus: int
 
 
@@ -141,7 +141,7 @@ def node(machine: str, folder: Path) -> Node:
     """The machine that a fabric file names.
 
     Raises:
-        UserError: it is neither described, nor a topology file (.xml) in `folder`.
+        UserError: `machine` is neither a described machine, nor a topology file (.xml) in `folder`.
     """
     if machine in MACHINES:
         return Node(MACHINES[machine].topology(), MACHINES[machine].n_gpus)

@@ -1,4 +1,4 @@
-"""What a twin's processes are asked and answer: JSON lines on standard input and output."""
+"""Requests to a twin's processes and their answers: JSON lines on standard input and output."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ....store.records import Algorithm, Collective, Phase, PlanRow, Protocol
 from .search import Search
 
 FAILED: Final = 1
-"""Exit code of a process after an error that it told on standard error."""
+"""Exit code of a process after an error, which it prints on standard error."""
 USER_ERROR: Final = 2
-"""Exit code where that was something that the user can mend."""
+"""Exit code after an error that the user can correct."""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -26,12 +26,12 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def duration_us(place: int) -> float:
-    """How long the kernel of the question at `place` takes where they are observed: different for each."""
+    """Duration of the kernel of the question at `place`, if kernels are observed: different for each."""
     return 20.0 + 0.25 * place
 
 
 class NodeRequest(msgspec.Struct, frozen=True):
-    """What one node's process is to do."""
+    """A request to one node's process."""
 
     library: str
     topology: str
@@ -42,11 +42,11 @@ class NodeRequest(msgspec.Struct, frozen=True):
     rows: tuple[PlanRow, ...] = ()
     """A plan in force while the questions are asked."""
     observe: bool = False
-    """Whether kernels end, each after `duration_us` of its question, and NCCL's profiler tells of them."""
+    """Whether NCCL's profiler observes kernels, each of which takes `duration_us` of its question."""
     search: bool = False
-    """Whether to tell what NCCL's topology search found."""
+    """Whether to return the result of NCCL's topology search."""
     unique_id: str = ""
-    """Hexadecimal; empty for node 0, which makes it."""
+    """Hexadecimal; empty for node 0, which makes the id."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """What NCCL's profiler said of a kernel."""
+    """A kernel, as NCCL's profiler reported it."""
 
     algorithm: int
     protocol: int
@@ -69,40 +69,40 @@ class Ran(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What NCCL made of a question."""
+    """NCCL's choice for a question."""
 
     question: Question
     algorithm: Algorithm | None
-    """None: tuner interface v2 does not show it."""
+    """None: tuner ABI v2 does not report it."""
     protocol: Protocol | None
     n_channels: int
-    """Channels of the launched kernel; 0 = not known."""
+    """Channels of the launched kernel; 0: unknown."""
     n_decisions: int
-    """How often a rank settled what runs: once, also where a release asks the tuner more often."""
+    """Records of a decision per rank: one, even if a release asks the tuner more often."""
     function_id: int
-    """Number of the launched device function, 0 = not known: it tells cells apart, whatever a plugin says."""
+    """Number of the launched device function, which identifies the cell whatever a plugin says; 0: unknown."""
     count: int
-    """Elements over all channels of the launched kernel (all_gather, broadcast: bytes per rank); 0 = not known."""
+    """Elements over all channels of the launched kernel (all_gather, broadcast: bytes per rank); 0: unknown."""
     cells: tuple[Cell, ...]
-    """What its table offered; empty: the release does not show it."""
+    """Cells of the cost table; empty: the release does not pass it to the tuner."""
     matched: bool = False
-    """A row of the plan was carried out."""
+    """Whether NCCL took the setting of a plan's row."""
     ignored: bool = False
-    """A row applied, but NCCL does not offer its cell here."""
+    """Whether a row applied, but NCCL does not offer its cell here."""
     n_nodes: int = 0
-    """As NCCL counts them for the tuner: a node whose rings go through network adapters is several. 0 = not known."""
+    """NCCL's number for the tuner, which counts a node more than once if its rings use network adapters; 0: unknown."""
     taken_bytes: int = 0
-    """Memory of the node's first GPU that was taken for good: what it cost to connect an algorithm at its first use."""
+    """Memory of the node's first GPU that stays in use: an algorithm was connected for this call."""
     ran: tuple[Ran, ...] = ()
-    """One for each rank of the node, where kernels are observed and the release has a profiler."""
+    """The kernel of each rank of the node, if kernels are observed and the release has a profiler."""
 
 
 class NodeAnswer(msgspec.Struct, frozen=True):
-    """What node 0's process found."""
+    """The answer of node 0's process."""
 
     version: tuple[int, int, int]
     tuner_abi: int
     init_s: float
-    """Until all communicators were made."""
+    """Time until all communicators were made."""
     answers: tuple[Answer, ...]
     search: Search | None = None

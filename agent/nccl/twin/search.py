@@ -1,4 +1,4 @@
-"""What NCCL's topology search found, read from NCCL's own log, as our cost model takes it."""
+"""The result of NCCL's topology search, read from NCCL's own log, as an input of the cost model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..cost_model import Topology
 from ..mock_cuda.machine import Machine
 
 LOG: Final = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH"}
-"""Has NCCL tell of its search."""
+"""Settings with which NCCL logs its search."""
 _GRAPH: Final = re.compile(
     r"Pattern (\d), crossNic \d+, nChannels (\d+), bw ([\d.]+)/([\d.]+), type (\w+)/(\w+), sameChannels (\d)"
 )
@@ -27,27 +27,27 @@ _PATHS: Final = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", 
 
 
 class Graph(msgspec.Struct, frozen=True):
-    """Rings or trees that the search found."""
+    """Rings or trees of the search."""
 
     pattern: int
     n_channels: int
     intra_gbs: float
-    """Of one channel within a node."""
+    """Rate of one channel within a node."""
     inter_gbs: float
-    """Of one channel between nodes."""
+    """Rate of one channel between nodes."""
     type_intra: str
     type_inter: str
     same_channels: bool
-    """All channels take one way."""
+    """Whether all channels take the same path."""
 
 
 class Search(msgspec.Struct, frozen=True):
-    """What NCCL knows of the communicator's hardware."""
+    """The result of the search."""
 
     ring: Graph
     tree: Graph
     n_channels: int
-    """That the communicator has in the end."""
+    """The communicator's final number of channels."""
     n_nvls_channels: int
 
 
@@ -55,7 +55,7 @@ def read_search(log: str) -> Search:
     """Read NCCL's log of one node's ranks.
 
     Raises:
-        PluginError: it does not tell of rings, trees and channels.
+        PluginError: it has no rings, trees or channels.
     """
     graphs: dict[int, Graph] = {}
     for found in _GRAPH.finditer(log):
@@ -72,7 +72,7 @@ def read_search(log: str) -> Search:
 
 
 def believed(search: Search, machine: Machine, n_ranks: int, n_nodes: int, nccl_version: tuple[int, ...]) -> Topology:
-    """The same as our cost model takes it; without what NVLS costs."""
+    """The search as the cost model's input, without terms of NVLS."""
     ring, tree = search.ring, search.tree
     return Topology(
         n_ranks=n_ranks,

@@ -1,4 +1,4 @@
-"""Asks NCCL's own library what it would do on a described cluster."""
+"""Asks NCCL's own library for its choices on a described cluster."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from .machines import MACHINES
 from .protocol import USER_ERROR, NodeAnswer, NodeRequest, Question
 
 MAX_RANKS: Final = 256
-"""Ranks that one machine is asked to be: each takes a thread and NCCL's own threads."""
+"""Limit of ranks on one machine: each needs a thread and NCCL's own threads."""
 TIMEOUT_S: Final = 300.0
-"""Until NCCL must have answered: several times what the largest cluster takes on two cores."""
+"""Limit of NCCL's time: several times that of the largest cluster on two cores."""
 _POLL_S: Final = 0.2
 _READ_BYTES: Final = 1 << 16
 _STDERR_BYTES: Final = 2000
-_OURS: Final = frozenset(
+_SET_BY_TWIN: Final = frozenset(
     {"NCCL_TOPO_FILE", "NCCL_HOSTID", "NCCL_NET_PLUGIN"}
     | {name for place in (TUNER, PROFILER) for name in (place.variable, place.next_variable)}
 )
-"""What the twin must not inherit: it is asked what NCCL does by itself."""
+"""Variables that the twin must not inherit: they would change NCCL's own choice."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +49,19 @@ class Cluster:
 
     @property
     def n_ranks(self) -> int:
-        """All of them."""
+        """Ranks of all nodes."""
         return self.n_nodes * self.ranks_per_node
 
 
 @contextlib.contextmanager
 def topology_file(name_or_path: str, capability: int | None = None, nic_gbps: float | None = None) -> Iterator[Path]:
-    """The topology file that a name of MACHINES, a path, or a fabric's name means.
+    """The topology file of a name in MACHINES, a path, or a fabric's name; it exists while the context lasts.
 
     Args:
-        capability: of the GPUs that a file leaves to the machine; None: it is not said.
-
-    Yields:
-        The file, while the context lasts.
+        capability, nic_gbps: see `completed`.
 
     Raises:
-        UserError: it is none of them, the fabric names no machine, or it states something else than the user.
+        UserError: it is none of them, the fabric names no machine, or the file contradicts the arguments.
     """
     given = Path(name_or_path)
     is_file = name_or_path not in MACHINES and given.is_file()
@@ -90,7 +87,7 @@ def _topology(name: str) -> str:
         return MACHINES[name].topology()
     if name not in (*fabric.names(), *fabric.user_names()):
         known = ", ".join((*MACHINES, *fabric.user_names()))
-        raise UserError(f"{name!r} is no topology file, machine or fabric", f"machines: {known}")
+        raise UserError(f"{name!r} is not a topology file, a machine or a fabric", f"machines: {known}")
     if (node := fabric.load(name).node) is None:
         raise UserError(f"fabric {name} names no machine", "name another")
     return node.topology
@@ -106,20 +103,19 @@ def ask_nccl(
     search: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> NodeAnswer:
-    """Make the cluster's communicator with the real library and ask it.
+    """Make the cluster's communicator with the real library, and make the calls in `questions`.
 
     Args:
         library: a libnccl.so.2.
-        cluster: where.
         questions: calls, in order.
-        search: have NCCL tell what its topology search found.
-        timeout_s: how long all of it may take.
+        rows, observe, search: see `NodeRequest`.
+        timeout_s: limit of the whole request.
 
     Returns:
-        What rank 0's node found; a node's ranks decide alike, else this fails.
+        The answer of rank 0's node, all of whose ranks must choose alike.
 
     Raises:
-        UserError: the ranks do not fit the topology, or the library or the topology is none.
+        UserError: the ranks do not fit the topology, or library or topology cannot be used.
         PluginError: it took too long.
     """
     n_gpus = len(read_machine(cluster.topology).gpus)
@@ -178,7 +174,7 @@ class _Nodes:
         return answer
 
     def _start(self, request: NodeRequest) -> subprocess.Popen[bytes]:
-        environment = {name: value for name, value in os.environ.items() if name not in _OURS}
+        environment = {name: value for name, value in os.environ.items() if name not in _SET_BY_TWIN}
         stderr = os.memfd_create(f"node-{request.node}")
         self._stderr.append(stderr)
         process = subprocess.Popen(
@@ -187,16 +183,16 @@ class _Nodes:
         )  # fmt: skip
         self._processes.append(process)
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # then its end is told below
+        with contextlib.suppress(BrokenPipeError):  # `_line` reports that it has ended
             process.stdin.write(msgspec.json.encode(request) + b"\n")
             process.stdin.flush()
         return process
 
     def _line(self, process: subprocess.Popen[bytes]) -> str:
-        """The next line that a process prints; fails as soon as any process has.
+        """The next line that a process prints; fails as soon as any process has failed.
 
         Raises:
-            UserError: a process told of a mistake, or ended otherwise.
+            UserError: a process has ended with an error.
             PluginError: time is up.
         """
         assert process.stdout is not None
@@ -208,20 +204,20 @@ class _Nodes:
                         raise self._failure(place)
                 if time.monotonic() > self._deadline_s:
                     raise PluginError("NCCL did not answer in time: a process per node was at work")
-            # Not readline: it would take lines that come together out of select's sight.
-            said = os.read(process.stdout.fileno(), _READ_BYTES)
-            if not said:
+            # Not readline: it may buffer further lines, which select would not see.
+            received = os.read(process.stdout.fileno(), _READ_BYTES)
+            if not received:
                 process.wait()
                 raise self._failure(self._processes.index(process))
-            unread += said
+            unread += received
         line, _, self._unread[process.pid] = unread.partition(b"\n")
         return line.decode().strip()
 
     def _failure(self, place: int) -> UserError:
         process, stderr = self._processes[place], self._stderr[place]
         n_bytes = os.fstat(stderr).st_size
-        said = os.pread(stderr, _STDERR_BYTES, max(0, n_bytes - _STDERR_BYTES)).decode(errors="replace").strip()
-        last = said.splitlines()[-1] if said else f"it ended with code {process.returncode}"
+        printed = os.pread(stderr, _STDERR_BYTES, max(0, n_bytes - _STDERR_BYTES)).decode(errors="replace").strip()
+        last = printed.splitlines()[-1] if printed else f"it ended with code {process.returncode}"
         if process.returncode == USER_ERROR:
             return UserError(last)
         remedy = "give a topology that NCCL_TOPO_DUMP_FILE wrote, and a whole library; NCCL_DEBUG=WARN shows more"

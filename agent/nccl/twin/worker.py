@@ -37,14 +37,14 @@ from .protocol import (
 from .search import LOG, read_search
 
 NEVER_US: Final = 1e30
-"""NCCL 2.32 lists what it never chooses, PAT over several ranks of a node, at such a cost."""
+"""NCCL 2.32 gives such a cost to a cell that it never chooses, PAT over several ranks of a node."""
 _UNKNOWN: Final = 255
 _MATCHED, _TIMED = 1, 2
 """Flags of a record."""
 _MANY_NODES_SINCE: Final = (2, 22)
-"""The network proxies of 2.21 wait for kernels in a way that the mock does not know."""
-_ENDS_ARE_TOLD_SINCE: Final = (2, 27)
-"""NCCL 2.26 tells of a kernel's end when the next one begins, older ones of none."""
+"""The network proxies of 2.21 wait for kernels in a way that the mock does not support."""
+_REPORTS_ENDS_SINCE: Final = (2, 27)
+"""NCCL 2.26 reports a kernel's end when the next kernel begins; older releases do not report it."""
 _OBSERVED_WITHIN_S: Final = 2.0
 _POLL_S: Final = 0.002
 
@@ -59,9 +59,9 @@ class Node:
         self.request: Final = request
         self.n_ranks: Final = request.n_nodes * request.ranks_per_node
         self.mock: Final = MockCuda()
-        self.mock.lend(read_machine(Path(request.topology)), f"twin-node-{request.node}")
+        self.mock.set_machine(read_machine(Path(request.topology)), f"twin-node-{request.node}")
         self.plugin: Final = library.load()
-        name = self.plugin.path.name  # as the agent says it, since NCCL 2.27.3 takes no path
+        name = self.plugin.path.name  # a name, as in the agent: NCCL 2.27.3 accepts no path
         os.environ.update(NCCL_TUNER_PLUGIN=name, NCCL_PROFILER_PLUGIN=name)
         self.plugin.set_observing(request.observe)
         self.nccl: Final = Libnccl(Path(request.library))
@@ -82,7 +82,7 @@ class Node:
         """Call a method of this class for each rank of the node, in a thread each.
 
         Raises:
-            ZerotuneError: the first that a rank raised.
+            ZerotuneError: the first error of a rank.
         """
         errors: list[ZerotuneError] = []
 
@@ -126,10 +126,10 @@ class Node:
             yield msgspec.structs.replace(answer, taken_bytes=self.mock.used_bytes(0) - used_bytes)
 
     def _records(self) -> NDArray[np.void]:
-        """What the plugin saw of the latest question; where kernels are observed, waits for their ends."""
+        """The plugin's records of the latest question; if kernels are observed, waits for their ends."""
         records = self.plugin.drain()
         deadline_s = time.monotonic() + _OBSERVED_WITHIN_S
-        waits = self.request.observe and self.nccl.version >= _ENDS_ARE_TOLD_SINCE
+        waits = self.request.observe and self.nccl.version >= _REPORTS_ENDS_SINCE
         n_expected = self.request.ranks_per_node if waits else 0
         while len(records[records["flags"] & _TIMED != 0]) < n_expected and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
@@ -139,7 +139,7 @@ class Node:
     def _answer(
         self, question: Question, records: NDArray[np.void], works: NDArray[np.void], *, ignored: bool
     ) -> Answer:
-        """What one question came to; all ranks of a node must have decided alike."""
+        """The answer to one question; all ranks of a node must have chosen alike."""
         timed = records["flags"] & _TIMED != 0
         decisions = records[~timed]
         kinds = {tuple(int(each[name]) for name in ("algorithm", "protocol", "n_channels")) for each in decisions}
@@ -185,7 +185,7 @@ def _cells(costs: NDArray[np.void]) -> Iterator[Cell]:
 
 
 def run(request: NodeRequest, out: TextIO) -> NodeAnswer:
-    """Make the node's communicators and ask its questions; node 0's id goes to `out` meanwhile.
+    """Make the node's communicators and ask its questions; node 0 writes the id to `out` meanwhile.
 
     Raises:
         ZerotuneError: the library, the topology or a call fails.
@@ -209,17 +209,17 @@ def run(request: NodeRequest, out: TextIO) -> NodeAnswer:
 def main() -> int:
     """Answer the request on standard input."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what NCCL prints goes to standard error
+    os.dup2(2, 1)  # NCCL's output goes to standard error
     try:
         answer = run(msgspec.json.decode(sys.stdin.buffer.readline(), type=NodeRequest), out)
     except ZerotuneError as error:
         print(error, file=sys.stderr, flush=True)
         return USER_ERROR if isinstance(error, UserError) else FAILED
     print(msgspec.json.encode(answer).decode(), file=out, flush=True)
-    sys.stdin.buffer.read()  # stay until no node needs this one
+    sys.stdin.buffer.read()  # other nodes may still need this process
     return 0
 
 
 if __name__ == "__main__":
-    # Communicators are not destroyed: their memory goes with the process, at once.
+    # Communicators are not destroyed: the process's end frees their memory.
     os._exit(main())

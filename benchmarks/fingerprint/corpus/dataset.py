@@ -70,7 +70,7 @@ class Sequence:
 
 
 def recorded(path: Path = RECORDINGS) -> list[Sequence]:
-    """Everything that stage_recordings.py wrote down; runs without a collective are left out."""
+    """What frameworks really enqueued, training small models on the emulated NCCL; nothing of it is generated."""
     with gzip.open(path, "rt") as lines:
         runs = [json.loads(line) for line in lines]
     return [_recorded(run) for run in runs]

@@ -2,7 +2,7 @@
 
 Under each environment the calls of a step take a multiple of their usual time, by size. A random machine's multiples
 are drawn as `machine_family` draws those of settings, with the statistics of the eleven recordings whose arms are
-environments or builds (`RECORDED`; `matches` shows both). A step is computation and the exposed share of its calls.
+environments or builds. A step is computation and the exposed share of its calls.
 How much is exposed, how jobs differ, how the level wanders and how often an environment crashes is assumed.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -21,21 +21,10 @@ from numpy.typing import NDArray
 
 from benchmarks.lib.data.machine_family import NEARLY, Kind
 from benchmarks.lib.data.recorded_grids import load as load_grids
-from benchmarks.lib.reporting import Result
 from zerotune.store.records import BASELINE
 
 Floats = NDArray[np.float64]
 Range = tuple[float, float]
-
-RECORDED: Final[dict[str, tuple[float, float, float]]] = {
-    "gain_median": (0.7, 1.2, 25.0),
-    "gain_90": (6.0, 25.0, 39.0),
-    "slow2": (0.0, 14.0, 45.0),
-    "slow10": (0.0, 1.0, 8.0),
-    "corr": (0.37, 0.82, 0.95),
-    "flips": (10.0, 18.0, 27.0),
-}
-"""Percent, but for `corr`: quantiles (10, 50, 90) over recorded machines; as in `machine_family`."""
 
 N_ENVIRONMENTS: Final = (2, 10)
 N_SIZES: Final = (4, 22)
@@ -152,34 +141,6 @@ def with_jobs(name: str, ratios: Floats, weights_us: Floats, rng: np.random.Gene
 def between(rng: np.random.Generator, limits: Range) -> float:
     """As likely in each octave."""
     return math.exp(rng.uniform(*np.log(limits)))
-
-
-def statistics_of(ratios: Floats) -> dict[str, float]:
-    """What `RECORDED` has, of one grid of ratios."""
-    logs = np.log(ratios)
-    gains = 100.0 * np.maximum(0.0, 1.0 - ratios.min(axis=0))
-    here, there = logs[:, :-1].ravel(), logs[:, 1:].ravel()
-    return {
-        "gain_median": float(np.median(gains)),
-        "gain_90": float(np.percentile(gains, 90)),
-        "slow2": 100.0 * float((ratios >= 2.0).mean()),
-        "slow10": 100.0 * float((ratios >= 10.0).mean()),
-        "corr": float(np.corrcoef(here, there)[0, 1]),
-        "flips": 100.0 * float(((here < 0.0) != (there < 0.0)).mean()),
-    }
-
-
-def matches(seeds: Sequence[int]) -> Iterator[Result]:
-    """How drawn grids compare with recorded ones: three quantiles over machines of each statistic."""
-    found = []
-    for seed in seeds:
-        rng = np.random.default_rng([seed, 54])
-        found.append(statistics_of(grid(rng, int(rng.integers(N_ENVIRONMENTS[0], N_ENVIRONMENTS[1] + 1)))[0]))
-    for name, recorded in RECORDED.items():
-        drawn = np.nanpercentile([one[name] for one in found], (10, 50, 90))
-        for quantile, value, there in zip((10, 50, 90), drawn, recorded, strict=True):
-            unit = "" if name == "corr" else "%"
-            yield Result(f"family_{name}@{quantile}th", float(value), unit, "", f"recorded {there:g}")
 
 
 Times = dict[int, dict[str, list[float]]]

@@ -3,13 +3,13 @@
 At each size, a setting takes a multiple of the time of NCCL's own choice. A latent curve over sizes says which: near
 sizes have near values, and a quantile function makes of them the gains and the catastrophes that recordings have. So
 shares, correlation and flips follow from a few numbers. They were chosen so that draws match the statistics of 25
-recordings that are kept aside; `RECORDED` has these statistics, and `matches` shows both.
+recordings that are kept aside.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from benchmarks.lib.reporting import Result
+from benchmarks.lib.data.data_sets import Problem
 from benchmarks.lib.simulated.host_view import HostView
-from benchmarks.policy.regret_policies import Problem
 from zerotune.store.records import (
     BASELINE,
     SIZE_CLASSES_PER_OCTAVE,
@@ -34,26 +33,6 @@ from zerotune.store.sqlite.rows.runnable import runnable_cells
 
 Floats = NDArray[np.float64]
 Range = tuple[float, float]
-
-RECORDED: Final[dict[str, tuple[float, float, float]]] = {
-    "gain_median": (0.0, 0.8, 5.4),
-    "gain_90": (0.0, 6.0, 38.0),
-    "gain_largest": (0.2, 27.0, 77.0),
-    "slow2": (0.0, 19.0, 60.0),
-    "slow10": (0.0, 0.0, 8.0),
-    "corr": (0.0, 0.8, 0.97),
-    "flips": (0.0, 17.0, 27.0),
-    "noise": (0.001, 0.005, 0.02),
-}
-"""Percent, but for `corr` and `noise` (log): quantiles (`QUANTILES`) over the recorded machines.
-
-`gain_…`: of the best setting over NCCL's own choice, over the keys of a machine. `slow2`, `slow10`: (key, setting)
-pairs that take 2 and 10 times as long as that choice. `corr`: of a setting's log ratio at neighbouring sizes. `flips`:
-how often a setting is better at one of two neighbouring sizes only.
-"""
-QUANTILES: Final = (10, 50, 90)
-MIN_PAIRS: Final = 3
-"""Of neighbouring sizes and settings: with fewer, a machine has neither correlation nor flips."""
 
 # Ranges that the recorded machines cover.
 COLLECTIVES: Final = (Collective.all_reduce, Collective.all_gather, Collective.reduce_scatter, Collective.broadcast)
@@ -79,7 +58,7 @@ HAS_SLOW10: Final = 0.4
 BUSY_ALIKE: Final = 0.6
 """Correlation of the latent curves with those beside another job: it moved the ninetieth gain from 2 to 42 %."""
 
-# Fitted, so that draws have the quantiles above.
+# Fitted, so that draws have the quantiles of the recordings.
 KEYS_WITH_GAIN: Final[Range] = (0.15, 0.7)
 LARGEST_GAIN: Final[Range] = (0.05, 0.85)
 """Share of keys at which some setting is faster, and of such a key's time at most."""
@@ -253,37 +232,3 @@ def _sizes(rng: np.random.Generator, n_sizes: int) -> Floats:
     last = math.ceil(rng.uniform(LEAST_LOG2_BYTES + octaves * (n_sizes - 1), MOST_LOG2_BYTES))
     found: Floats = last + octaves * np.arange(1 - n_sizes, 1, dtype=np.float64)
     return found
-
-
-def statistics_of(problems: Sequence[Problem]) -> dict[str, float]:
-    """What `RECORDED` has of recorded machines, of one machine's keys."""
-    logs = [np.log(np.array(one.truth_us[1:]) / one.truth_us[0]) for one in problems]
-    gains = np.array([100.0 * max(0.0, 1.0 - math.exp(one.min())) for one in logs])
-    ratios = np.concatenate(logs)
-    pairs = [
-        (here, there)
-        for before, here, after, there in zip(problems, logs, problems[1:], logs[1:], strict=False)
-        if before.key.collective is after.key.collective
-    ]
-    here, there = (np.concatenate([pair[at] for pair in pairs]) if pairs else np.zeros(0) for at in (0, 1))
-    has_pairs = len(here) > MIN_PAIRS and min(np.ptp(here), np.ptp(there)) > 0.0
-    return {
-        "gain_median": float(np.median(gains)),
-        "gain_90": float(np.percentile(gains, 90)),
-        "gain_largest": float(gains.max()),
-        "slow2": 100.0 * float((ratios >= math.log(2.0)).mean()),
-        "slow10": 100.0 * float((ratios >= math.log(10.0)).mean()),
-        "corr": float(np.corrcoef(here, there)[0, 1]) if has_pairs else math.nan,
-        "flips": 100.0 * float(((here < 0.0) != (there < 0.0)).mean()) if has_pairs else math.nan,
-        "noise": problems[0].noise,
-    }
-
-
-def matches(machines: Sequence[Sequence[Problem]]) -> Iterator[Result]:
-    """How drawn machines compare with recorded ones, as figures: three quantiles over machines of each statistic."""
-    found = [statistics_of(problems) for problems in machines]
-    for name, recorded in RECORDED.items():
-        drawn = np.nanpercentile([one[name] for one in found], QUANTILES)
-        for quantile, value, there in zip(QUANTILES, drawn, recorded, strict=True):
-            unit = "log" if name == "noise" else "" if name == "corr" else "%"
-            yield Result(f"family_{name}@{quantile}th", float(value), unit, "", f"recorded {there:g}")

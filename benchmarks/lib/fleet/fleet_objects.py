@@ -1,4 +1,4 @@
-"""Objects below a URL as a fleet would have written them, with known winners, liars and gains; made from a seed."""
+"""Objects below a URL as a fleet would have written them, made from a seed."""
 
 from __future__ import annotations
 
@@ -56,20 +56,12 @@ def gains() -> npt.NDArray[np.float64]:
 def object_of(at: int, n_rows: int = ROWS_PER_OBJECT) -> Packed:
     """What the node of this number wrote of its job.
 
-    Networks are faster or slower by 10 % from job to job. The rows of one node in ten say that all but NCCL's own
-    choice takes a fiftieth of its time.
+    Networks are faster or slower by 10 % from job to job.
     """
     fabric = at % len(FABRICS)
     block = _rows(n_rows, gains()[fabric], FABRICS[fabric], at)
-    if is_liar(at):
-        block["duration_us"][~block["is_default"].astype(bool)] /= 50.0
     name, job = f"node{at}", np.zeros(n_rows, np.int64)
     return pack(name, FABRICS[fabric], [f"job{at}"], job, block, AT_S + 60 * at, signer_of(name))
-
-
-def is_liar(at: int) -> bool:
-    """Whether the node of this number lies."""
-    return at // len(FABRICS) % 10 == 2
 
 
 def _rows(n: int, gain: npt.NDArray[np.float64], fabric: Fabric, seed: int) -> npt.NDArray[np.void]:

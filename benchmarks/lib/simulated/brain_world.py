@@ -18,7 +18,6 @@ from zerotune.store.records import (
     CommunicatorClass,
     Phase,
     Plan,
-    Protocol,
     StepRecord,
     TimingSource,
     size_class,
@@ -302,13 +301,11 @@ class SlowForATime(World):
 
     level: float = 1.0
     slow: range = range(0)
-    kind: str = "all"
     store: Store | None = None
 
     def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
         us, ran = super().truth(call, candidate)
-        suffers = {"all": True, "large": call.message_bytes > 1 << 20, "simple": ran.protocol is Protocol.simple}
-        return us * (self.level if self.step in self.slow and suffers[self.kind] else 1.0), ran
+        return us * (self.level if self.step in self.slow else 1.0), ran
 
     def run_step(self) -> tuple[np.ndarray, StepRecord]:
         block, record = super().run_step()

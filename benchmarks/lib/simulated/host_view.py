@@ -7,7 +7,6 @@ the host waits for: a full launch queue lets it go on whenever a step of the dev
 
 from __future__ import annotations
 
-import argparse
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from benchmarks.lib.argument_types import whole
 from zerotune.store.records import StepRecord
 
 MOST_AHEAD: Final = 4
@@ -37,6 +35,8 @@ class HostView(NamedTuple):
 
 
 IN_LOCKSTEP: Final = HostView()
+AS_A_GPU_TELLS: Final = HostView(3, is_exposure_known=False)
+"""Steps later, and nothing of what computation waits for."""
 _usual: ContextVar[HostView] = ContextVar("view", default=IN_LOCKSTEP)
 
 
@@ -60,20 +60,6 @@ def seen_as(view: HostView) -> Iterator[None]:
         yield
     finally:
         _usual.reset(token)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Let the command line say how jobs are seen."""
-    parser.add_argument(
-        "--host-ahead", type=whole(0, MOST_AHEAD), default=0, metavar="N", help="steps the device is behind"
-    )
-    parser.add_argument("--exposure", choices=("known", "hidden"), default="known", help="as a GPU tells it: hidden")
-    parser.add_argument("--timed-by", choices=("events", "host"), default="events", help="what times steps")
-
-
-def view_of(arguments: argparse.Namespace) -> HostView:
-    """What the command line says."""
-    return HostView(arguments.host_ahead, arguments.exposure == "known", arguments.timed_by == "events")
 
 
 class Underway:

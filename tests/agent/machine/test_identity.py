@@ -58,7 +58,7 @@ def test_variables_of_an_emulated_job_are_facts(monkeypatch: pytest.MonkeyPatch)
 def test_variables_of_network_plugins_count_unless_they_are_names_or_paths() -> None:
     of_paths = {"OFI_NCCL_TUNER_DEBUG": "1", "FI_PROVIDER": "efa", "UCX_NET_DEVICES": "mlx5"}
     found = {"FI_CXI_RDZV_PROTO": "Alt_Read", **of_paths}
-    assert nccl_variables.that_count(found) == {"FI_CXI_RDZV_PROTO": "alt_read"}
+    assert nccl_variables.cost_variables(found) == {"FI_CXI_RDZV_PROTO": "alt_read"}
 
 
 NCCL = "int ncclGetVersion(int *version) { *version = 23203; return 0; }"
@@ -120,7 +120,7 @@ def test_lists_of_prefixes_are_read_as_nccl_reads_them(name: str, choice: str, i
 
 
 def counted(environment: dict[str, str], system_file: Path = Path("/nowhere")) -> dict[str, str]:
-    return nccl_variables.that_count(nccl_variables.in_effect(environment | {"HOME": "/nowhere"}, system_file))
+    return nccl_variables.cost_variables(nccl_variables.in_effect(environment | {"HOME": "/nowhere"}, system_file))
 
 
 def test_only_variables_that_change_costs_count() -> None:

@@ -1,4 +1,4 @@
-"""Many collectives: no disagreement, no record lost but what is counted; and a daemon whose clock runs away."""
+"""A daemon whose clock runs away."""
 
 import json
 import subprocess
@@ -8,22 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("n_collectives", "n_ranks"),
-    [(400, 4), pytest.param(100_000, 4, marks=pytest.mark.timeout(900))],
-)
-def test_plans_change_at_every_boundary(n_collectives, n_ranks):
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "soak", "--collectives", str(n_collectives), "--ranks", str(n_ranks)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "n_disagreements" in done.stdout
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def test_a_dead_ranks_name_is_not_taken(dead: str, monkeypatch: pytest.MonkeyPat
     store.set(KEY, dead)
     asked = []
 
-    def lives(*who: object, check=start.lives) -> bool:
+    def is_alive(*who: object, check=start.is_alive) -> bool:
         asked.append(who)
         if len(asked) == 3:  # only now the new first rank begins
             start.n_started.clear()
@@ -38,7 +38,7 @@ def test_a_dead_ranks_name_is_not_taken(dead: str, monkeypatch: pytest.MonkeyPat
         return check(*who)
 
     new: list[str] = []
-    monkeypatch.setattr(start, "lives", lives)
+    monkeypatch.setattr(start, "is_alive", is_alive)
     start.n_started.clear()
     with ThreadPoolExecutor(1) as pool:
         taken = pool.submit(start.name_start, store, "g", RANKS, 1, 2, TIMEOUT).result(20)

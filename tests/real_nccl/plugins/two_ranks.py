@@ -34,7 +34,7 @@ class TwoRanks:
         topology = folder / "topology.xml"
         topology.write_text(MACHINES["dgx_h100"].topology())
         self.mock = mock or MockCuda()
-        self.mock.lend(read_machine(topology), "node")
+        self.mock.set_machine(read_machine(topology), "node")
         self.plugin = library.load()
         name = self.plugin.path.name
         os.environ.update(NCCL_TUNER_PLUGIN=name, NCCL_PROFILER_PLUGIN=name)

@@ -146,8 +146,8 @@ def launch(
 
     Without a GPU: zerotune launch --fabric ethernet_boxes -- torchrun --nproc-per-node 2 train.py
     """
+    from ....agent import exit_watcher
     from ....agent import launch as launching
-    from ....agent import vigil
     from ....store.job_options import JobOptions
     from ....store.paths import check_endpoint
     from ...client.holders import holder_of
@@ -290,7 +290,7 @@ def launch(
     if agent and not quiet:
         with contextlib.suppress(OSError):  # on a full disk the job ends without its line
             request = replace(request, marks_dir=Path(tempfile.mkdtemp(prefix="zerotune-")))
-            vigil.begin(str(request.marks_dir))
+            exit_watcher.begin(str(request.marks_dir))
     try:
         os.execvpe(command[0], command, launching.environment(request))
     except OSError as error:  # for example, a script without a #! line
@@ -343,10 +343,10 @@ def _unused(
 
 def _ask_the_nodes_service() -> None:
     """Ask the node's service to start a daemon of this user, which is the default one then."""
-    from ....agent.daemon_link.door import knock
+    from ....agent.daemon_link.node_service import request_daemon
     from ...client.background_daemon import START_TIMEOUT_S
 
-    answer = knock(wait_s=START_TIMEOUT_S)
+    answer = request_daemon(wait_s=START_TIMEOUT_S)
     if answer is not None and answer.problem:
         print(f"zerotune: {answer.problem}; {answer.remedy}", file=sys.stderr)
 

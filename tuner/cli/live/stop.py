@@ -22,7 +22,7 @@ def stop(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJso
     """
     import psutil
 
-    from ....agent.daemon_link.door import is_there
+    from ....agent.daemon_link.node_service import has_service
     from ...client.holders import holder_of
     from ...client.status import fetch_status
 
@@ -30,7 +30,7 @@ def stop(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJso
     holder = holder_of(where)
     reply = fetch_status(where, timeout_s=2.0, curve_dir=curve_keys)
     if holder is None and reply is None:
-        remedy = "the service for all users ends by SIGTERM" if is_there() else "there is nothing to stop"
+        remedy = "the service for all users ends by SIGTERM" if has_service() else "there is nothing to stop"
         raise UserError(f"no daemon answers at {where}", remedy)
     pid = holder.pid if holder is not None else reply.daemon_pid if reply is not None else 0
     try:

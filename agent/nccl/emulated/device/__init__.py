@@ -1,1 +1,1 @@
-"""The device that is not there: its clock, its computation, its memory."""
+"""The emulated device: its clock, its computation, its memory."""

@@ -1,9 +1,9 @@
 """This rank's virtual time: one compute stream, and the channels that collectives hold on the device.
 
-All times are microseconds from the first use in the process. Computation advances the compute stream, more
-slowly while collectives hold channels; a collective arrives at the time at which it is issued; waiting for
-it moves the compute stream to the collective's end, and what it skips counts as exposed communication.
-Nothing here sleeps and, unless computation is *measured*, nothing reads a real clock.
+All times are microseconds from the first use in the process. Computation advances the compute stream; it takes longer
+while collectives hold channels. A collective arrives at the time at which it is issued. Waiting for it moves the
+compute stream to the collective's end, and the skipped time counts as exposed communication. Nothing here sleeps, and
+nothing reads a real clock unless computation is *measured*.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ class Clock:
     ) -> None:
         self.sms_slowdown = sms_slowdown
         self.measured_scale = measured_scale
-        """Virtual microseconds per microsecond of this thread's CPU time; None: hooks say what work costs."""
+        """Virtual microseconds per microsecond of this thread's CPU time; None: hooks estimate computation."""
         self.recorder: Callable[[float], object] | None = None
-        """Under graph capture: takes computation in place of the timeline."""
+        """Under graph capture: gets computation in place of the timeline."""
         self.host_ahead = 0
-        """Steps by which the host is said to run ahead of this device: their ends are told so much later."""
+        """Steps by which the host runs ahead of this device: the ends of steps are reached that much later."""
         self.is_exposure_known = True
-        """False: as on a GPU, nobody is told what computation waited for."""
+        """False: exposed communication is unknown, as on a GPU."""
         self._now_us = 0.0
         self._exposed_us = 0.0
         self._holds: list[_Hold] = []
-        self._owed: list[Callable[[], float]] = []
+        self._futures: list[Callable[[], float]] = []
         self._lock = threading.RLock()
         self._cpu = threading.local()
 
     def reading(self) -> tuple[float, float]:
-        """`now_us` and `exposed_us` of one moment, if this thread is the one that computes."""
-        self.settle()
+        """`now_us` and `exposed_us`, which belong together if the computing thread asks."""
+        self.wait_for_futures()
         return self._now_us, self._exposed_us
 
     def now_us(self) -> float:
-        """The compute stream's time, after everything it has been told to wait for."""
+        """The compute stream's time, after all waits."""
         return self.reading()[0]
 
     def exposed_us(self) -> float:
-        """Communication that computation had to wait for, cumulated."""
+        """Cumulated exposed communication."""
         return self.reading()[1]
 
     def advance(self, work_us: float) -> None:
-        """Compute for `work_us`, as it would take with no collective on the device."""
+        """Compute for `work_us`, the duration without a collective on the device."""
         if self.recorder is not None:
             self.recorder(float(work_us))
             return
@@ -86,48 +86,43 @@ class Clock:
             self._now_us = now_us
 
     def arrival_us(self) -> float:
-        """Time at which something is issued now; charges measured computation first."""
+        """The arrival time of a collective issued now; adds measured computation first."""
         if self.measured_scale is not None:
             self._charge_cpu()
         with self._lock:
             return self._now_us
 
     def hold(self, start_us: float, end_us: float, n_channels: int) -> None:
-        """A collective occupies channels of this device for a time, in which computation is slower.
-
-        Args:
-            end_us: on the virtual clock; nothing happens unless it is after `start_us`.
-            n_channels: that it occupies; 0: none.
-        """
+        """A collective occupies channels of this device, which slows computation until `end_us`."""
         if n_channels > 0 and end_us > start_us:
             with self._lock:
                 self._holds.append(_Hold(start_us, end_us, n_channels))
 
     def wait_until(self, end_us: float) -> None:
-        """The compute stream waits for something that ends at `end_us`."""
+        """The compute stream waits until `end_us`."""
         with self._lock:
             if end_us > self._now_us:
                 self._exposed_us += end_us - self._now_us
                 self._now_us = end_us
-                # Not left to `advance`: a job that only communicates would keep every collective that it ever ran.
+                # Not only in `advance`: a job without computation would keep every collective.
                 self._holds = [hold for hold in self._holds if hold.end_us > end_us]
 
-    def owe(self, completion: Callable[[], float]) -> None:
-        """Wait for the time that `completion()` returns, at the next `settle`: waits for futures are not seen here."""
+    def add_future(self, completion: Callable[[], float]) -> None:
+        """At the next `wait_for_futures`, wait until `completion()` (a time): for futures, whose waits are hidden."""
         with self._lock:
-            self._owed.append(completion)
+            self._futures.append(completion)
 
-    def settle(self) -> None:
-        """Wait for everything owed; called where a training script must have waited."""
-        if not self._owed:
+    def wait_for_futures(self) -> None:
+        """Wait for all of `add_future`; called where a training script must have waited for them."""
+        if not self._futures:
             return
         with self._lock:
-            owed, self._owed = self._owed, []
-        for completion in owed:
+            futures, self._futures = self._futures, []
+        for completion in futures:
             self.wait_until(completion())
 
     def skip_cpu(self) -> None:
-        """CPU time of this thread up to now was emulation, not computation."""
+        """Do not count this thread's CPU time up to now as computation."""
         if self.measured_scale is not None:
             self._cpu.last_s = time.thread_time()
 
@@ -148,7 +143,7 @@ def current() -> Clock:
 
 
 def reset(clock: Clock | None = None) -> Clock:
-    """Start again at 0, for tests; returns the new clock."""
+    """For tests: start again at 0; returns the new clock."""
     global _clock
     _clock = clock or Clock()
     return _clock
@@ -160,10 +155,10 @@ def now_us() -> float:
 
 
 def exposed_us() -> float:
-    """Cumulated communication that computation had to wait for, in virtual microseconds."""
+    """Cumulated exposed communication in virtual microseconds."""
     return _clock.exposed_us()
 
 
 def mark_compute_us(work_us: float) -> None:
-    """Say that this rank computes for `work_us` (undisturbed) now; for work that no hook can see."""
+    """Add computation of `work_us` (without a collective) now; for work that no hook sees."""
     _clock.advance(work_us)

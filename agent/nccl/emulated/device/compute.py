@@ -1,9 +1,9 @@
-"""What computation costs on the virtual clock: estimated from the modules that run.
+"""Estimates the virtual time of computation from the modules that run.
 
-Hooks on every leaf module's forward pass add the time that its arithmetic or its memory traffic would take
-on the fabric's GPU; a hook on the output's gradient adds twice as much in the backward pass; a hook after
-each optimizer step adds the traffic of reading and writing parameters, gradients and state. The hooks look at
-shapes only: neither values nor the autograd graph change.
+Hooks on every leaf module's forward pass add the time of its arithmetic or its memory traffic on the fabric's GPU. A
+hook on the output's gradient adds twice as much in the backward pass. A hook after each optimizer step adds the time of
+reading and writing parameters, gradients and state. The hooks look at shapes only: neither values nor the autograd
+graph change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...fabric_file import Compute
 from . import clock
 
 OPTIMIZER_PASSES: Final = 7
-"""Adam reads parameter, gradient and two states, and writes three of them back."""
+"""Adam reads parameter, gradient and two states, and writes all but the gradient."""
 ELEMENTWISE_PASSES: Final = 3
 
 
@@ -39,7 +39,7 @@ class ComputeModel:
         )
 
     def forward_us(self, module: torch.nn.Module, output: torch.Tensor) -> float:
-        """Undisturbed time of a leaf module that made `output`."""
+        """Time of a leaf module that returned `output`, without a collective."""
         elements = output.numel()
         weight = getattr(module, "weight", None)
         compute = self._compute
@@ -54,14 +54,14 @@ class ComputeModel:
             return
         current = clock.current()
         if torch._C._current_graph_task_id() == -1:
-            current.settle()
+            current.wait_for_futures()
         cost_us = self.forward_us(module, output)
         current.advance(cost_us)
         if output.requires_grad and torch.is_grad_enabled():
             output.register_hook(functools.partial(_backward, 2.0 * cost_us))  # type: ignore[no-untyped-call]
 
     def _before_step(self, *_arguments: Any) -> None:
-        clock.current().settle()
+        clock.current().wait_for_futures()
 
     def _after_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
         n_bytes = 0

@@ -1,4 +1,4 @@
-"""The emulated device's memory: what NCCL takes for channels and for connecting algorithms."""
+"""The emulated device's memory, of which NCCL takes some for channels and for connecting algorithms."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from ..errors import DeviceOutOfMemory
 
 
 class DeviceMemory:
-    """One rank's device; `reserve_mb` stands for what training itself holds there."""
+    """One rank's device; `reserve_mb` is the memory that training itself uses."""
 
     def __init__(self) -> None:
         self.reserve_mb = 0.0
         self.limit_mb: float | None = None
-        """Memory of the device, 10^6 bytes, in place of the fabric's figure; None: the fabric's."""
+        """Memory of the device, 10^6 bytes; None: the fabric's."""
         self.nccl_mb = 0.0
-        """What NCCL has of it, 10^6 bytes."""
+        """Memory that NCCL uses, 10^6 bytes."""
         self._device_mb = float("inf")
         self._lock = threading.Lock()
 
     def pressure(self) -> float:
-        """Share of the memory that is in use, 0 to 1."""
+        """Memory in use, 0 to 1."""
         return min(1.0, (self.reserve_mb + self.nccl_mb) / self._device_mb)
 
     def left_bytes(self) -> int:
-        """Memory that is not in use; plenty before anything was taken."""
+        """Memory not in use, at most 10^15 bytes."""
         left_mb = self._device_mb - self.reserve_mb - self.nccl_mb
         return int(1e6 * min(max(0.0, left_mb), 1e9))
 
@@ -34,12 +34,11 @@ class DeviceMemory:
         """Reserve memory for NCCL.
 
         Args:
-            wanted_mb: 10^6 bytes.
-            purpose: what for, for the message.
-            device_mb: memory of the fabric's devices; `limit_mb` counts instead where it is set.
+            purpose: for the message.
+            device_mb: memory of the fabric's devices; `limit_mb` overrides it.
 
         Raises:
-            DeviceOutOfMemory: there is not so much left; nothing is reserved.
+            DeviceOutOfMemory: too little is left; nothing is reserved.
         """
         with self._lock:
             if self.limit_mb is not None:
@@ -53,8 +52,8 @@ class DeviceMemory:
                 )
             self.nccl_mb += wanted_mb
 
-    def give_back(self, freed_mb: float) -> None:
-        """A communicator is gone."""
+    def free(self, freed_mb: float) -> None:
+        """Free memory of a destroyed communicator."""
         with self._lock:
             self.nccl_mb = max(0.0, self.nccl_mb - freed_mb)
 
@@ -73,7 +72,7 @@ def memory_pressure() -> float:
 
 
 class CommunicatorMemory:
-    """What one communicator has connected so far; an algorithm is connected at its first use."""
+    """One communicator's connections; an algorithm is connected at its first use."""
 
     def __init__(self, fabric: Fabric, communicator: CommunicatorClass, n_channels: int) -> None:
         self._fabric = fabric
@@ -98,6 +97,6 @@ class CommunicatorMemory:
         self._connected = wanted
 
     def release(self) -> None:
-        """The communicator is destroyed."""
-        _device.give_back(self._taken_mb)
+        """Free the connections of a destroyed communicator."""
+        _device.free(self._taken_mb)
         self._taken_mb = 0.0

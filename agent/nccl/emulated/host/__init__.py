@@ -1,1 +1,1 @@
-"""What NCCL does on the host: asks plugins, chooses, groups, launches, and tells the profiler."""
+"""NCCL's work on the host: it asks plugins, chooses, groups, launches, and reports to the profiler."""

@@ -1,4 +1,4 @@
-"""What is issued: tasks, tasks fused under one decision, and calls on their way through a communicator."""
+"""Tasks, tasks fused under one decision, and issued calls of a communicator."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from ..transport.rendezvous import Rendezvous
 TUNED: Final = frozenset(
     {Collective.broadcast, Collective.reduce, Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce}
 )
-"""Collectives that NCCL chooses a setting for; the others are made of sends and receives."""
+"""Collectives for which NCCL chooses a setting; other collectives are made of sends and receives."""
 
 NO_SETTING: Final = 255
-"""Algorithm and protocol, in headers and to the profiler, of what has none."""
+"""Algorithm and protocol, in headers and events, of a call without a setting."""
 
 Finish = Callable[["IssuedCall", int], None]
 
 
 class Path(IntEnum):
-    """How NCCL carries a collective out; only the first asks the tuner."""
+    """How NCCL runs a collective; it asks the tuner for `kernel` only."""
 
     kernel = 0
     symmetric = 1
     """A kernel over registered windows."""
     copy_engine = 2
-    """No kernel at all."""
+    """Without a kernel."""
 
 
 @dataclass(slots=True)
 class Task:
-    """One collective of a group: what this rank sends, and what to do with what all ranks sent."""
+    """One collective of a group: the data that this rank sends, and a function that takes all ranks' data."""
 
     piece: torch.Tensor | None
-    """Contiguous CPU tensor, copied at issue; None = nothing to send."""
+    """Contiguous CPU tensor, copied at issue; None: nothing to send."""
     message_bytes: int
     """Total, NCCL's nBytes."""
     count: int
     """NCCL's count argument."""
     finish: Finish | None
-    """Called with the call and this task's piece number once every rank's data is there."""
+    """Called with the call and this task's piece number once every rank's data have arrived."""
     output: torch.Tensor | None = None
-    """The tensor that the caller sees filled."""
+    """The caller's tensor for the result."""
     root: int = 0
-    """Rank, where there is one."""
+    """Rank, for collectives with a root."""
 
 
 @dataclass(slots=True)
@@ -66,12 +66,12 @@ class FusedTasks:
 
     @property
     def message_bytes(self) -> int:
-        """Of all tasks together, as the tuner is told."""
+        """Sum over all tasks, which the tuner gets."""
         return sum(task.message_bytes for task in self.tasks)
 
 
 class Completing(Protocol):
-    """What a call needs from the communicator that issued it."""
+    """The part of `Communicator` that a call uses."""
 
     rendezvous: Rendezvous
 
@@ -79,7 +79,7 @@ class Completing(Protocol):
         """Whether every rank has issued it."""
 
     def complete(self, call: IssuedCall, timeout_us: int | None = None) -> float:
-        """Take the results; returns when it ended on the virtual clock, in microseconds."""
+        """Take the results; returns the call's virtual end in microseconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +93,7 @@ class IssuedCall:
     own_arrival_us: float
     candidate: Candidate
     duration_us: float = 0.0
-    """Alone on the links, with noise; alike on all ranks."""
+    """Without contention, with noise; equal on all ranks."""
     n_channels: int = 0
     """Channels of the device that the kernel holds."""
     events: list[int] = field(default_factory=list)
@@ -103,5 +103,5 @@ class IssuedCall:
 
     @property
     def rendezvous(self) -> Rendezvous:
-        """Where all ranks' payloads are while the call completes."""
+        """Holds all ranks' payloads while the call completes."""
         return self.communicator.rendezvous

@@ -1,4 +1,4 @@
-"""Which setting a collective runs with: NCCL's model, NCCL_ALGO and NCCL_PROTO, the tuner plugin, the clamps."""
+"""Chooses the setting of a collective: by NCCL's model, NCCL_ALGO and NCCL_PROTO, the tuner plugin, NCCL's limits."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _N_CELLS: Final = cost_model.N_ALGORITHMS * cost_model.N_PROTOCOLS
 _TABLE_BYTES: Final = _N_CELLS * 4
 _Costs = Any  # ctypes.Array[c_float]: not subscriptable at run time, nor do its items read as float
 _NEVER_WINS: Final = 3.6e9
-"""NCCL before 2.29 starts its search for the smallest cost here."""
+"""NCCL before 2.29 never takes a cell with a higher cost."""
 _NO_FALLBACK_SINCE: Final = (2, 24)
-"""Older releases ran ring/simple when nothing was left to choose from."""
+"""Older releases ran ring/simple if no cell was available."""
 _ASKS_FOR_SYMMETRIC_SINCE: Final = (2, 29)
 _EVERY_CELL: Final = frozenset((a, p) for a in Algorithm for p in Protocol)
 _BEYOND_RCCL: Final = [a for a in Algorithm if a not in (Algorithm.tree, Algorithm.ring)]
@@ -35,7 +35,7 @@ class Chooser:
 
     Raises:
         FabricError: the communicator does not fit on the fabric.
-        UserError: NCCL_ALGO or NCCL_PROTO name what does not exist.
+        UserError: NCCL_ALGO or NCCL_PROTO has an unknown name.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Chooser:
         """The setting of one collective, as NCCL and its tuner plugin choose it.
 
         Args:
-            message_bytes: NCCL's nBytes, of all tasks that are fused.
-            average: the reduction is an average or a premultiplied sum, which some algorithms refuse.
+            message_bytes: NCCL's nBytes, of all fused tasks.
+            average: the reduction is an average or a premultiplied sum, which some algorithms do not support.
             n_pipe_ops: NCCL's numPipeOps, operations of one group that a channel runs one after another.
-            captured: it becomes part of a CUDA graph; the plugin is told.
+            captured: it becomes part of a CUDA graph.
 
         Raises:
-            EmulatedNcclError: the plugin failed, or nothing is left to choose from.
+            EmulatedNcclError: the plugin failed, or no cell is available.
         """
         key = (collective, message_bytes, average, n_pipe_ops)
         costs = self._costs.get(key)
@@ -85,33 +85,22 @@ class Chooser:
             return self._cheapest(collective, message_bytes, costs, 0)
         return self._cheapest(collective, message_bytes, self._table, asked)
 
-    def mention_symmetric(
+    def ask_for_symmetric(
         self, collective: Collective, message_bytes: int, average: bool, n_pipe_ops: int, captured: bool
     ) -> None:
-        """The symmetric scheduler of NCCL 2.29 and newer asks the plugin too, and ignores the answer.
-
-        Args:
-            collective: as for `choose`.
-            message_bytes: as for `choose`.
-            average: as for `choose`.
-            n_pipe_ops: as for `choose`.
-            captured: as for `choose`.
-
-        Raises:
-            EmulatedNcclError: the plugin failed.
-        """
+        """As `choose`: the symmetric scheduler of NCCL 2.29 and newer asks the plugin, too, but ignores the answer."""
         if self._release.version >= _ASKS_FOR_SYMMETRIC_SINCE:
             self.choose(collective, message_bytes, average, n_pipe_ops, captured)
 
-    def mention_all_to_all(self, message_bytes: int) -> None:
-        """RCCL asks its tuner for the "pivot" all_to_all, under a function number that NCCL has for another."""
+    def ask_for_all_to_all(self, message_bytes: int) -> None:
+        """RCCL asks its tuner for the "pivot" all_to_all, with a number that NCCL uses for another collective."""
         is_pivot = self._release.is_rccl and message_bytes >= _PIVOT_SINCE_BYTES * self._communicator.n_ranks
         if is_pivot and self._plugins is not None:
             self._table[:] = [IGNORE] * _N_CELLS
             self._ask(_PIVOT, message_bytes, 1, False)
 
     def _ask(self, function: int, message_bytes: int, n_pipe_ops: int, captured: bool) -> int | None:
-        """Channels that the plugin asks for; None when it failed and that does not matter, as in RCCL."""
+        """Channels that the plugin asks for; None if it failed, which RCCL ignores."""
         assert self._plugins is not None
         nvls = self._topology.has_nvls
         try:
@@ -122,7 +111,7 @@ class Chooser:
             raise
 
     def _filled(self, collective: Collective, message_bytes: int, average: bool, n_pipe_ops: int) -> _Costs:
-        """The table as NCCL fills it before the plugin sees it."""
+        """NCCL's cost table before the plugin edits it."""
         table = np.array(cost_model.cost_table(self._topology, collective, message_bytes, n_pipe_ops), np.float32)
         if collective is Collective.reduce_scatter and average:
             table[Algorithm.nvls] = IGNORE

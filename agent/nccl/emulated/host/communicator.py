@@ -1,8 +1,8 @@
-"""One emulated communicator on one rank: decides, publishes, joins, and keeps the virtual stream.
+"""One emulated communicator on one rank: chooses settings, publishes and joins calls, and keeps the virtual stream.
 
-A call is *issued* without waiting for anybody: the setting is chosen, the plugin consulted, a header and the
-payload published. It is *completed*, in order, at a synchronising point: all headers are awaited and compared,
-the virtual start and end follow from them alike on all ranks, and the results are copied out.
+A call is *issued* without waiting for other ranks: its setting is chosen, with the plugin, and its header and payload
+are published. Calls are *completed* in order, when a script waits for one: all ranks' headers are awaited and compared.
+The virtual start and end follow from the headers, equal on all ranks, and the results are copied.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from .registered_buffers import RegisteredBuffers
 
 
 class Communicator:
-    """See the module. Blocks in the constructor until the first rank has made the meeting place.
+    """See the module. The constructor waits until the first rank has made the shared memory.
 
     Raises:
-        FabricError, UserError: it does not fit on the fabric, or NCCL_ALGO and the like make no sense.
+        FabricError, UserError: it does not fit on the fabric, or NCCL_ALGO or another variable is malformed.
         EmulatedNcclError: it cannot be made, or a plugin refused it.
     """
 
@@ -62,7 +62,7 @@ class Communicator:
         self._emulation = emulation
         self._fabric = fabric
         self._shape = fabric.communicator(ranks)
-        incarnation = incarnations[(name, *ranks)]  # a rank may have had no part in other groups of this name
+        incarnation = incarnations[(name, *ranks)]  # by ranks, too: this rank may not know other groups of this name
         incarnations[(name, *ranks)] += 1
         label = f"{name}/{incarnation}/{','.join(map(str, ranks))}"
         self.comm_id = int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "little") or 1
@@ -92,13 +92,13 @@ class Communicator:
         """Publish one group of collectives; does not wait for other ranks.
 
         Args:
-            fused_groups: tasks by decision: those in one entry share a setting.
+            fused_groups: tasks of one entry share a setting.
 
         Returns:
-            The calls on their way, one for each entry.
+            The issued calls, one for each entry.
 
         Raises:
-            EmulatedNcclError: the communicator has failed, the plugin failed a call, or one cannot be run.
+            EmulatedNcclError: the communicator has failed, the plugin failed a call, or a call cannot run.
         """
         with self._issuing:
             self._refuse_after_failure()
@@ -121,14 +121,14 @@ class Communicator:
     def replay(
         self, decided: Sequence[tuple[FusedTasks, Candidate]], captured: CapturedGroup | None
     ) -> list[IssuedCall]:
-        """Publish one group of a captured graph, with the settings that it was given then.
+        """Publish one group of a captured graph, with the settings of the capture.
 
         Args:
-            decided: tasks by decision, and their settings.
-            captured: what `begin_capture` made of them; None: the profiler does not hear of it.
+            decided: fused tasks, and their settings.
+            captured: the result of `begin_capture`; None: the profiler does not want events.
 
         Returns:
-            The calls on their way, one for each entry.
+            The issued calls, one for each entry.
 
         Raises:
             EmulatedNcclError: the communicator has failed.
@@ -162,14 +162,14 @@ class Communicator:
         return call
 
     def decide(self, fused_groups: Sequence[FusedTasks], n_tasks: int, *, captured: bool) -> list[Candidate]:
-        """The settings that a group's tasks get now; their algorithms are connected.
+        """Choose the settings of a group's tasks, and connect their algorithms.
 
         Args:
-            fused_groups: tasks by decision: those in one entry share a setting.
-            captured: they become part of a CUDA graph; the plugin is told.
+            fused_groups: tasks of one entry share a setting.
+            captured: they become part of a CUDA graph.
 
         Returns:
-            One setting for each; the baseline where NCCL has no choice.
+            One setting for each entry; the baseline if NCCL has no choice.
 
         Raises:
             EmulatedNcclError: the plugin failed a call, or the device has no memory left.
@@ -178,7 +178,7 @@ class Communicator:
         chosen = [self._choose(fused, n_tasks, captured) for fused in fused_groups]
         for fused, candidate in zip(fused_groups, chosen, strict=True):
             if candidate is not BASELINE:
-                # NCCL asks for chunk sizes once all is decided, for each channel's share.
+                # NCCL asks for chunk sizes after all settings are chosen, for each channel's part.
                 share_bytes = fused.message_bytes // candidate.n_channels
                 chunk_bytes = self._plugins.chunk_bytes(fused.collective, share_bytes, candidate)
                 if chunk_bytes:
@@ -194,17 +194,17 @@ class Communicator:
             return BASELINE
         if fused.collective not in TUNED:
             if fused.collective is Collective.all_to_all:
-                self._chooser.mention_all_to_all(fused.message_bytes)
+                self._chooser.ask_for_all_to_all(fused.message_bytes)
             return BASELINE
         asked = fused.collective, fused.message_bytes, fused.op.is_scaled, -(-n_tasks // self._n_channels), captured
         if fused.path is Path.kernel:
             return self._chooser.choose(*asked)
         if fused.path is Path.symmetric:
-            self._chooser.mention_symmetric(*asked)
+            self._chooser.ask_for_symmetric(*asked)
         return BASELINE
 
     def begin_capture(self, decided: Sequence[tuple[FusedTasks, Candidate]]) -> CapturedGroup | None:
-        """A graph captures one group; None when the profiler does not want it, now and at replays."""
+        """A graph captures one group; None: the profiler wants no events of it, now and at replays."""
         return self._events.begin_capture(decided)
 
     def _duration_us(self, call: IssuedCall) -> float:
@@ -254,7 +254,7 @@ class Communicator:
         while True:
             if self.rendezvous.publish(header, pieces) >= 0:
                 return
-            # The ring or the arena is full: finish own calls, then wait for the slowest rank to do so.
+            # The ring or the arena is full: complete own calls, then wait until the slowest rank has completed its.
             if self._pending:
                 oldest = self._pending[0]
                 self.complete(self._pending[len(self._pending) // 2])
@@ -263,11 +263,11 @@ class Communicator:
                 self.rendezvous.wait_consumed(call.index - 1, self.timeout_us)
 
     def complete(self, call: IssuedCall, timeout_us: int | None = None) -> float:
-        """Finish everything up to `call`; its virtual end. May block; any thread.
+        """Complete all calls up to `call`, and return its virtual end. May block; may be called on any thread.
 
         Raises:
-            SettingDisagreement, CallMismatch, PeerLost, CollectiveTimeout, EmulatedNcclError: as they say,
-                on every rank that still runs.
+            SettingDisagreement, CallMismatch, PeerLost, CollectiveTimeout, EmulatedNcclError: on every rank that still
+                runs.
         """
         if call.end_us is None:
             with self._completing:
@@ -293,7 +293,7 @@ class Communicator:
                 self.rendezvous.wait(call.index + 10**9, timeout_us)
             previous_end_us = self._stream_end_us
             start_us = max(joined.arrival_us, previous_end_us)
-            if joined.message_bytes != call.message_bytes:  # uneven all_to_all: the largest share counts
+            if joined.message_bytes != call.message_bytes:  # uneven all_to_all: the largest rank's bytes count
                 call.message_bytes = joined.message_bytes
                 call.duration_us = self._duration_us(call)
             self._stream_end_us = end_us = start_us + call.duration_us * (1.0 + joined.contention)
@@ -338,18 +338,18 @@ class Communicator:
             )
 
     def close(self) -> None:
-        """Destroy the communicator, without waiting for what is under way."""
+        """Destroy the communicator, without waiting for its calls."""
         if self in _communicators:
             _communicators.remove(self)
             self._plugins.finalize()
             self._memory.release()
             self.rendezvous.abort()
-            with self._issuing, self._completing:  # whoever waits is woken by the abort
+            with self._issuing, self._completing:  # the abort has ended waits
                 self.rendezvous.close()
 
 
 def close_all() -> None:
-    """Destroy communicators of an earlier world: older torch does not announce that it has destroyed a group."""
+    """Destroy communicators of an earlier default group: older torch destroys groups without calling `shutdown`."""
     for left in list(_communicators):
         left.close()
 

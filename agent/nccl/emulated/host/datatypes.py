@@ -1,4 +1,4 @@
-"""Torch's types as NCCL knows them."""
+"""NCCL's data types by torch's."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ DATATYPES: Final = {
     torch.float64: (8, b"ncclFloat64"),
     torch.bfloat16: (9, b"ncclBfloat16"),
 }
-"""ncclDataType_t and its name; NCCL has no more than these."""
+"""ncclDataType_t and its name."""
 BYTES: Final = (255, b"ncclInt8")
-"""Of types that NCCL does not know."""
+"""For types that NCCL does not have."""

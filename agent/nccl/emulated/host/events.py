@@ -1,4 +1,4 @@
-"""What the profiler is told of one communicator's collectives, in NCCL's words and order."""
+"""Reports one communicator's collectives to the profiler, with NCCL's names and in its order."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class ProfilerEvents:
     ) -> None:
         """One group was issued; called once for all its calls.
 
-        Calls are numbered whether the profiler wants them or not. For those of a replayed graph that was decided
-        when the graph was captured (`captured`).
+        Calls are numbered even if the profiler does not want events. For a replayed graph (`captured`) the profiler
+        decided at the capture whether it wants events.
         """
         kernels = [call for call in calls if call.fused.collective in TUNED and call.fused.path is not Path.copy_engine]
         tasks = [(call, task) for call in kernels if call.message_bytes for task in call.fused.tasks]
@@ -64,7 +64,7 @@ class ProfilerEvents:
                 call.events.append(handle)
 
     def begin_capture(self, fused_groups: Sequence[tuple[FusedTasks, Candidate]]) -> CapturedGroup | None:
-        """A graph captures one group; None when the profiler does not want it, now and at replays."""
+        """A graph captures one group; None: the profiler wants no events of it, now and at replays."""
         kernels = [
             each for each in fused_groups if each[0].collective in TUNED and each[0].path is not Path.copy_engine
         ]
@@ -81,7 +81,7 @@ class ProfilerEvents:
         return self._plugins.begin_capture(events)
 
     def ran(self, call: IssuedCall, start_us: float, end_us: float) -> None:
-        """Tell the profiler when a call's kernel ran, if it asked for the call."""
+        """Report when a call's kernel ran, if the profiler wants events of the call."""
         for handle in call.events:
             self._plugins.ran(handle, call.candidate.n_channels, start_us, end_us)
 

@@ -1,8 +1,8 @@
-"""Group semantics: collectives of one group are sorted, and those alike are fused and share one decision.
+"""Group semantics: similar collectives of one group are fused and share one decision.
 
-NCCL bins a group's tasks by function, operator and type, walks each bin by ascending size, and fuses while a
-task's traffic is below four times that of the smallest it is fused with; the tuner is asked once for all of
-them, with the sum. Then one kernel carries the whole group.
+NCCL bins a group's tasks by function, operator and type, and sorts each bin by size. It fuses tasks as long as the next
+one's traffic is below four times that of the smallest. The tuner is asked once for all fused tasks, with the sum of
+their bytes. One kernel runs the whole group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .communicator import Communicator
 
 FUSE_BELOW: Final = 4
 _BYTES_ALIKE: Final = (Collective.all_gather, Collective.broadcast)
-"""NCCL turns these into byte collectives, so types do not keep them apart."""
+"""NCCL runs these on bytes, so tasks of several types are fused."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def launch(communicator: Communicator, group: Sequence[Deferred]) -> Work:
 
 
 def fuse_group(communicator: Communicator, group: Sequence[Deferred]) -> list[FusedTasks]:
-    """The tasks of a group, those under one decision together."""
+    """The tasks of a group, fused."""
     if len(group) == 1 and len(group[0].tasks) == 1:
         only = group[0]
         return [
@@ -81,7 +81,7 @@ def fuse_group(communicator: Communicator, group: Sequence[Deferred]) -> list[Fu
 
 def _by_size(tasks: list[Task]) -> list[list[Task]]:
     fused_groups: list[list[Task]] = []
-    for task in sorted(tasks, key=lambda task: task.message_bytes):  # stable: alike on all ranks
+    for task in sorted(tasks, key=lambda task: task.message_bytes):  # stable: equal on all ranks
         if fused_groups and task.message_bytes < FUSE_BELOW * fused_groups[-1][0].message_bytes:
             fused_groups[-1].append(task)
         else:

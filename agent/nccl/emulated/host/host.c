@@ -6,7 +6,7 @@
 
 #include "../../plugin/nccl_abi.h"
 
-#define HOST_ASKED_FOR_WHAT_IS_NOT_THERE (-2)
+#define HOST_NO_SUCH_CELL (-2)
 #define HOST_MAX_CHANNELS 128 /* RCCL's; NCCL has 64 */
 
 typedef struct {
@@ -30,7 +30,7 @@ typedef struct {
   uint8_t reserved;
 } host_coll; /* mirrored in plugin_host.py */
 
-/* Constants as NCCL 2.28 hands them to init: what its cost model starts from, given for reading only. */
+/* The constants of the cost model, which NCCL 2.28 passes to init for reading. */
 static nccl_tuner_constants constants;
 
 __attribute__((format(printf, 5, 6)))
@@ -66,8 +66,8 @@ int host_tuner_init(const void *tuner, int version, void **context, uint64_t com
   }
 }
 
-/* `table` is float[n_algorithms][3] and is edited in place. A v2 plugin names a cell instead; NCCL's adapter
- * makes that cell free unless it is IGNORE, and 2.21, which has none, runs whatever it is told. */
+/* `table` is float[n_algorithms][3] and is edited in place. A v2 plugin names a cell instead: NCCL's adapter gives that
+ * cell a cost of 0 unless it is IGNORE, and 2.21, which has no adapter, runs any cell. */
 int host_tuner_ask(const void *tuner, int version, void *context, int collective, uint64_t n_bytes, int n_pipe_ops,
                    float *table, int n_algorithms, int registered, int nvls_support, int *n_channels) {
   size_t bytes = n_bytes;
@@ -86,7 +86,7 @@ int host_tuner_ask(const void *tuner, int version, void *context, int collective
       if (result != NCCL_SUCCESS || (algorithm < 0 && protocol < 0)) return result;
       if (algorithm < 0 || algorithm >= n_algorithms || protocol < 0 || protocol >= NCCL_N_PROTOCOLS ||
           table[algorithm * NCCL_N_PROTOCOLS + protocol] < 0)
-        return HOST_ASKED_FOR_WHAT_IS_NOT_THERE;
+        return HOST_NO_SUCH_CELL;
       table[algorithm * NCCL_N_PROTOCOLS + protocol] = 0;
       return NCCL_SUCCESS;
     }
@@ -109,7 +109,7 @@ int host_tuner_ask(const void *tuner, int version, void *context, int collective
   }
 }
 
-/* The chunk size that a tuner sets for a share of a collective, capped to `buffer_bytes`; 0 = it leaves NCCL's own. */
+/* The tuner's chunk size for a part of a collective, capped to `buffer_bytes`; 0 = NCCL's own. */
 uint64_t host_tuner_chunk(const void *tuner, int version, void *context, int collective, uint64_t n_bytes, int algorithm,
                           int protocol, uint64_t buffer_bytes) {
   const nccl_tuner_v6 *its = tuner;
@@ -149,7 +149,7 @@ int host_profiler_init(const void *profiler, int version, void **context, int *m
       return ((const nccl_profiler_v4 *)profiler)->init(context, mask, name, comm_id, n_nodes, n_ranks, rank, host_log);
     case 5:
     case 6:
-    case 7: /* alike */
+    case 7: /* the same */
       return ((const nccl_profiler_v5 *)profiler)->init(context, comm_id, mask, name, n_nodes, n_ranks, rank, host_log);
     default: return -1;
   }
@@ -219,7 +219,7 @@ static int host_start_coll(const void *profiler, int version, void *context, voi
 static void *host_start_group(const void *profiler, int version, void *context) {
   void *handle = NULL;
   if (version <= 4) {
-    nccl_event_v4 event = {.type = NCCL_PROFILE_GROUP}; /* the head is alike in v3 and v4 */
+    nccl_event_v4 event = {.type = NCCL_PROFILE_GROUP}; /* v3 and v4 have the same head */
     host_start(profiler, version, context, &handle, &event);
   } else {
     nccl_event_v5 event = {.type = NCCL_PROFILE_GROUP};
@@ -228,8 +228,8 @@ static void *host_start_group(const void *profiler, int version, void *context) 
   return handle;
 }
 
-/* The user's calls of one group. v5 and newer tell of them, and whether a graph captures them: a handle
- * for each goes to `calls`, the group's own is returned. */
+/* The user's calls of one group, which v5 and newer report, and whether a graph captures them. A handle for each goes
+ * to `calls`, that of the group is returned. */
 static void *host_announce(const void *profiler, int version, void *context, const host_coll *colls, int n_colls,
                     int captured, void **calls) {
   void *group = NULL;
@@ -251,9 +251,9 @@ static void host_close_group(const void *profiler, int version, void *group) {
   if (group != NULL) host_stop(profiler, version, group);
 }
 
-/* One kernel for a group's collectives: its event, theirs, and at once all their ends, since the host has
- * done its part. `calls` are announced calls and may be the array that the collectives' own handles go to,
- * which are the kernel-channel events' parents. Up to 2.27 a group whose handle is NULL has no events inside. */
+/* One kernel for a group's collectives: starts events for the group and its collectives, and stops them, since the host
+ * has done its part. `calls` are handles of API calls, and may be the same array as `handles`, for the collectives'
+ * handles, which are the parents of kernel-channel events. Up to 2.27 a group whose handle is NULL has no events. */
 void host_launch(const void *profiler, int version, void *context, const host_coll *colls, void *const *calls,
                  int n_colls, void **handles) {
   void *group = host_start_group(profiler, version, context);
@@ -276,13 +276,13 @@ void host_enqueue(const void *profiler, int version, void *context, const host_c
   host_close_group(profiler, version, group);
 }
 
-/* A group that a graph captures: told of now, run whenever the graph is replayed. */
+/* A group that a graph captures: it is reported now, and runs whenever the graph is replayed. */
 void host_capture(const void *profiler, int version, void *context, const host_coll *colls, int n_colls,
                   void **calls) {
   host_close_group(profiler, version, host_announce(profiler, version, context, colls, n_colls, 1, calls));
 }
 
-/* As NCCL, which does not set the rank here. */
+/* The rank is not set, as in NCCL. */
 static int host_start_channel(const void *profiler, int version, void *context, void **handle, void *parent,
                               uint8_t channel, uint64_t start_ns) {
   if (version == 3) {
@@ -300,10 +300,11 @@ static int host_start_channel(const void *profiler, int version, void *context, 
   return host_start(profiler, version, context, handle, &event);
 }
 
-/* The kernel's channels ran from start_ns to stop_ns of the emulated GPU's timer; NCCL's proxy thread says so. */
+/* Reports, as NCCL's proxy thread, that the kernel's channels ran from start_ns to stop_ns of the emulated GPU's timer.
+ * */
 void host_run_channels(const void *profiler, int version, void *context, void *parent, int n_channels,
                        uint64_t start_ns, uint64_t stop_ns) {
-  if (version < 3) return; /* these versions know no kernel events */
+  if (version < 3) return; /* these versions have no kernel events */
   void *handles[HOST_MAX_CHANNELS] = {NULL};
   if (n_channels > HOST_MAX_CHANNELS) n_channels = HOST_MAX_CHANNELS;
   for (int channel = 0; channel < n_channels; channel++)

@@ -1,7 +1,7 @@
-"""Loads tuner and profiler plugins as NCCL does, and speaks to them through host.c.
+"""Loads tuner and profiler plugins as NCCL does, and calls them through host.c.
 
-Which ABI versions are looked for, and in which order, depends on the release that is emulated. Plugins are
-loaded once per process, at the first communicator; their `init` and `finalize` run once per communicator.
+The emulated release decides which ABI versions are supported, the newest first. Plugins are loaded once per process, at
+the first communicator; their `init` and `finalize` run once per communicator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class CollectiveEvent(ctypes.Structure):
-    """What a profiler is told of one collective; mirrors `host_coll`."""
+    """A profiler's event of one collective; mirrors `host_coll`."""
 
     _fields_ = (
         ("collective", ctypes.c_char_p),
@@ -49,8 +49,8 @@ class CollectiveEvent(ctypes.Structure):
 EVENT_COLLECTIVE: Final = 2
 _BUFFER_BYTES: Final = 2 << 20
 """NCCL's largest chunk by default: half of a ring's buffer."""
-_ASKED_FOR_WHAT_IS_NOT_THERE: Final = -2
-_SAY_WHOSE_CLOCK: Final = "zerotune_set_timing_source_override"
+_NO_SUCH_CELL: Final = -2
+_SET_TIMING_SOURCE: Final = "zerotune_set_timing_source_override"
 CapturedGroup = Any
 """ctypes array of the profiler's handles of captured API calls."""
 
@@ -89,7 +89,7 @@ class _Host:
 
 
 class LoadedPlugin(NamedTuple):
-    """A plugin's struct in memory and the ABI version under which it was found."""
+    """A plugin's struct in memory, and its ABI version."""
 
     address: int
     abi: int
@@ -98,7 +98,7 @@ class LoadedPlugin(NamedTuple):
 
 
 class PluginHost:
-    """The process's plugins; `tuner` and `profiler` are None when there is none."""
+    """The process's plugins; `tuner` and `profiler` may be None."""
 
     def __init__(self) -> None:
         self.release = release(os.environ)
@@ -111,19 +111,19 @@ class PluginHost:
         self.profiler = _load(
             "NCCL_PROFILER_PLUGIN", "ncclProfiler", self.release.profiler_prefix, self.release.profiler_abi, 3
         )
-        if self.profiler is not None and hasattr(self.profiler.library, _SAY_WHOSE_CLOCK):
-            # Our own plugin: its records must never pass for measurements on a GPU.
-            getattr(self.profiler.library, _SAY_WHOSE_CLOCK)(ctypes.c_uint32(TimingSource.emulated))
+        if self.profiler is not None and hasattr(self.profiler.library, _SET_TIMING_SOURCE):
+            # zerotune's own plugin: its records must never count as measurements on a GPU.
+            getattr(self.profiler.library, _SET_TIMING_SOURCE)(ctypes.c_uint32(TimingSource.emulated))
 
 
 @cache
 def plugin_host() -> PluginHost:
-    """The process's only host; the first call loads the plugins."""
+    """The process's host; the first call loads the plugins."""
     return PluginHost()
 
 
 def _load(variable: str, symbol: str, prefix: str, newest: int, oldest: int) -> LoadedPlugin | None:
-    """What the environment names; a plugin that cannot be loaded is reported and left out, as NCCL does."""
+    """The plugin that the environment names; one that cannot be loaded is reported and not used, as in NCCL."""
     name = os.environ.get(variable, "")
     if not name or name == "none" or newest < oldest:
         return None
@@ -187,7 +187,7 @@ class CommunicatorPlugins:
             profiler.address, profiler.abi, ctypes.addressof(self._profiler_context),
             ctypes.addressof(self._host.event_mask), name.encode(), comm_id, n_nodes, n_ranks, rank,
         )  # fmt: skip
-        self.has_profiler = result == 0  # a profiler's refusal does no harm
+        self.has_profiler = result == 0  # if it fails, the communicator runs without it
 
     def ask(self, collective: int, message_bytes: int, n_pipe_ops: int, table: int, nvls: bool, captured: bool) -> int:
         """Let the tuner edit a cost table.
@@ -199,7 +199,7 @@ class CommunicatorPlugins:
             captured: the call becomes part of a CUDA graph.
 
         Returns:
-            Channels that the tuner wants, 0: no opinion.
+            The tuner's channels; 0: no opinion.
 
         Raises:
             EmulatedNcclError: the tuner returned an error, which fails the collective.
@@ -211,19 +211,14 @@ class CommunicatorPlugins:
             tuner.address, tuner.abi, self._tuner_context, collective, message_bytes, n_pipe_ops, table,
             self._host.n_algorithms, captured, nvls, self._n_channels_address,
         )  # fmt: skip
-        if result == _ASKED_FOR_WHAT_IS_NOT_THERE and not self._host.release.checks_tuner:
-            raise EmulatedNcclError("the tuner plugin asked for what is not there; NCCL 2.21 would run it unchecked")
-        if result not in (0, _ASKED_FOR_WHAT_IS_NOT_THERE):
+        if result == _NO_SUCH_CELL and not self._host.release.checks_tuner:
+            raise EmulatedNcclError("the tuner plugin chose a cell that does not exist; NCCL 2.21 would run it")
+        if result not in (0, _NO_SUCH_CELL):
             raise EmulatedNcclError(f"the tuner plugin failed the collective (error {result})")
         return self._n_channels.value
 
     def chunk_bytes(self, collective: Collective, message_bytes: int, ran: Candidate) -> int:
-        """The chunk size that the tuner sets for what it was asked about; 0: NCCL's own.
-
-        Args:
-            message_bytes: of a channel's share.
-            ran: the setting.
-        """
+        """The tuner's chunk size for a channel's part of a collective with setting `ran`; 0: NCCL's own."""
         tuner = self._host.tuner
         if tuner is None or not self.has_tuner or ran.algorithm is None or ran.protocol is None:
             return 0
@@ -236,13 +231,13 @@ class CommunicatorPlugins:
 
     @property
     def wants_events(self) -> bool:
-        """Whether the profiler asks for collectives just now."""
+        """Whether the profiler asks for collectives now."""
         return self.has_profiler and bool(self._host.event_mask.value & EVENT_COLLECTIVE)
 
     def enqueued(self, events: Sequence[CollectiveEvent], captured: CapturedGroup | None = None) -> list[int | None]:
-        """Tell the profiler of one group's kernel; a handle for each collective in it.
+        """Report one group's kernel to the profiler; returns a handle for each of its collectives.
 
-        `captured` is what `begin_capture` made of the same collectives, when a graph is replayed.
+        `captured` is the result of `begin_capture` for the same collectives, if a graph is replayed.
         """
         profiler = self._host.profiler
         assert profiler is not None
@@ -258,7 +253,7 @@ class CommunicatorPlugins:
         return list(handles)
 
     def begin_capture(self, events: Sequence[CollectiveEvent]) -> CapturedGroup:
-        """Tell the profiler of one group that a graph captures: its kernels will run when that is replayed."""
+        """Report one group that a graph captures: its kernels will run when the graph is replayed."""
         profiler = self._host.profiler
         assert profiler is not None
         colls = (CollectiveEvent * len(events))(*events)
@@ -270,7 +265,7 @@ class CommunicatorPlugins:
         return captured
 
     def ran(self, handle: int, n_channels: int, start_us: float, end_us: float) -> None:
-        """Tell the profiler when a collective's kernel ran."""
+        """Report when a collective's kernel ran."""
         profiler = self._host.profiler
         assert profiler is not None
         self._calls.run_channels(

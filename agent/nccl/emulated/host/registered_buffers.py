@@ -1,4 +1,4 @@
-"""Buffers registered with a communicator, and the collectives that NCCL thereby takes past the tuner."""
+"""Buffers registered with a communicator, whose collectives NCCL may run without asking the tuner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_KERNELS: Final = frozenset({"2", "zero"})
 
 
 class RegisteredBuffers:
-    """One communicator's registered buffers; ncclCommWindowRegister is collective, and so are these calls."""
+    """One communicator's registered buffers. All ranks must call `register`, as ncclCommWindowRegister."""
 
     def __init__(self, release: Release, communicator: CommunicatorClass) -> None:
         self._release = release
@@ -29,7 +29,7 @@ class RegisteredBuffers:
         """By address; kept alive here, so that no other tensor gets the memory of a window."""
 
     def register(self, tensor: torch.Tensor) -> None:
-        """From now on collectives between registered buffers are symmetric.
+        """From now on collectives between registered buffers run symmetric kernels.
 
         Raises:
             EmulatedNcclError: this release has no windows.
@@ -39,19 +39,11 @@ class RegisteredBuffers:
         self._tensors[tensor.data_ptr()] = tensor
 
     def deregister(self, tensor: torch.Tensor) -> None:
-        """Forget a buffer."""
+        """Undo `register`."""
         self._tensors.pop(tensor.data_ptr(), None)
 
     def path(self, collective: Collective, op: Operator, tasks: list[Task]) -> Path:
-        """How NCCL carries out tasks that it fuses.
-
-        Args:
-            op: its reduction; only a plain sum goes another way than by a usual kernel.
-            tasks: fused; the buffers of all of them must be registered for another way.
-
-        Returns:
-            `Path.kernel` where nothing special is possible.
-        """
+        """How NCCL runs fused tasks: by a usual kernel, unless all buffers are registered and `op` is a plain sum."""
         if not self._tensors or not self._reachable or collective not in _SYMMETRIC or op.code != _SUM:
             return Path.kernel
         if not all(self._holds(task.piece) and self._holds(task.output) for task in tasks):

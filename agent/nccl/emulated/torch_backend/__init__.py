@@ -1,1 +1,1 @@
-"""torch.distributed's side: a process group whose collectives become calls on an emulated communicator."""
+"""A process group for torch.distributed whose collectives become calls on an emulated communicator."""

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 BACKEND: Final = "emulated_nccl"
-"""The name that the backend is registered by."""
+"""The backend's registered name."""
 
 
-def answer_to_nccl() -> None:
-    """From now on `get_backend` calls the backend "nccl", and who asks for a group of that name gets one of it.
+def alias_as_nccl() -> None:
+    """From now on `get_backend` returns "nccl", and groups with backend "nccl" are emulated.
 
-    Torch's own modules still hear the truth: those that find NCCL reach for CUDA.
+    Torch's own modules still get the real name: for NCCL they would use CUDA.
     """
     get_backend = c10d.get_backend
     if hasattr(get_backend, "zerotune_alias"):
@@ -50,7 +50,7 @@ def _of_alias(maker: Callable[..., Any], position: int) -> Callable[..., Any]:
 
 
 def _replace(original: Any, replacement: Any) -> None:
-    """Wherever a module has the function by its name."""
+    """Replace the function in every module that has it by its name."""
     name = original.__name__
     for module in tuple(sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name) is original:

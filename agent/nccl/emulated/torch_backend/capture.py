@@ -1,12 +1,12 @@
-"""CUDA graphs, as far as NCCL notices them: capture decides, replay repeats.
+"""CUDA graphs, as far as they concern NCCL: it chooses settings at the capture, and uses them at every replay.
 
     graph = Graph()
     with graph.capture():
         dist.all_reduce(tensor)       # the tuner is asked and the setting kept; nothing runs
-    graph.replay()                    # runs with that setting, whatever the plan says by now
+    graph.replay()                    # runs with that setting, whatever the plan is by now
 
-The profiler's mask is read at capture too: a graph captured while nobody watched is never timed, one
-captured inside a window is timed at every replay.
+The profiler's mask is read at the capture, too. A graph captured while the profiler asks for no events is never timed;
+a graph captured inside an observation window is timed at every replay.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Graph:
 
     @contextmanager
     def capture(self) -> Iterator[Graph]:
-        """What is issued inside becomes part of the graph and does not run."""
+        """Collectives issued inside become part of the graph and do not run."""
         self.capture_begin()
         try:
             yield self
@@ -71,13 +71,13 @@ class Graph:
             self.capture_end()
 
     def capture_begin(self) -> None:
-        """Begin what `capture` does, by the name that CUDA graphs have for it in torch."""
+        """Begin a capture, as torch's CUDAGraph."""
         global _capturing
         forbid("a graph")
         _capturing, clock.current().recorder = self, self._nodes.append
 
     def capture_end(self) -> None:
-        """End what `capture_begin` began."""
+        """End the capture."""
         global _capturing
         _capturing, clock.current().recorder = None, None
 
@@ -88,17 +88,17 @@ class Graph:
         n_tasks: int,
         outputs: Sequence[torch.Tensor],
     ) -> CapturedWork:
-        """Decide the settings of one group for good.
+        """Choose the settings of one group for all replays.
 
         Args:
-            fused_groups: tasks by decision: those in one entry share a setting.
-            outputs: tensors that the caller sees filled after a replay.
+            fused_groups: tasks of one entry share a setting.
+            outputs: the caller's tensors, which a replay fills.
 
         Returns:
             A handle; waiting for it during the capture becomes part of the graph.
 
         Raises:
-            EmulatedNcclError: as `Communicator.decide`.
+            EmulatedNcclError: see `Communicator.decide`.
         """
         decided = list(zip(fused_groups, communicator.decide(fused_groups, n_tasks, captured=True), strict=True))
         self._nodes.append(_Group(communicator, decided, communicator.begin_capture(decided)))
@@ -110,7 +110,7 @@ class Graph:
         self._nodes.append(group)
 
     def replay(self) -> None:
-        """Run everything once more; returns when the compute stream has joined all collectives."""
+        """Run the graph; returns when the compute stream has waited for all collectives."""
         forbid("a replay")
         timeline = clock.current()
         groups: list[list[IssuedCall]] = []
@@ -133,17 +133,17 @@ class CapturedWork(Work):
         self._graph, self._group, self._outputs = graph, group, outputs
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """The captured compute stream waits here; after the capture, nothing is left to wait for."""
+        """The captured compute stream waits here; does nothing after the capture."""
         if _capturing is self._graph:
             self._graph.wait(self._group)
         return True
 
     def synchronize(self) -> None:
-        """Let the captured stream wait here, as `wait` does."""
+        """As `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Never: nothing has run."""
+        """False: nothing has run."""
         return False
 
     def result(self) -> list[torch.Tensor]:

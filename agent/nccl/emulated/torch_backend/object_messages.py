@@ -1,7 +1,7 @@
-"""Python objects in a group for both kinds of device ("cpu:gloo,cuda:nccl"): on GPUs torch sends them by gloo.
+"""Collectives on Python objects in a group with two backends ("cpu:gloo,cuda:nccl"): torch sends objects by gloo.
 
-All tensors of the emulation are on the CPU, so a tensor does not say which backend it is meant for. Torch's collectives
-on objects are recognised by who calls.
+All tensors of the emulation are on the CPU, so a tensor does not determine the backend. Torch's collectives on objects
+are recognised by the calling function.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ from typing import Any, Final
 from torch.distributed import distributed_c10d as c10d
 
 _ENDINGS: Final = ("_object", "_object_list")
-"""How the names of torch's collectives on objects end."""
+"""Endings of the names of torch's collectives on objects."""
 _DEPTH: Final = 8
-"""Callers to look at: torch wraps its functions in several layers of logging."""
+"""Callers to check: torch wraps its functions in several layers of logging."""
 
 
 def by_gloo(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method of an emulated group, which hands objects to the group's gloo if the group was asked for both.
-
-    Returns:
-        The method to use in its place.
-    """
+    """Decorates a method of an emulated group: objects go to the group's gloo, if it was made with two backends."""
 
     @functools.wraps(method)
     def choose(self: Any, *arguments: Any) -> Any:

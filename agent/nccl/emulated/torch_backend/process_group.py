@@ -1,8 +1,8 @@
 """The `emulated_nccl` backend: torch.distributed's collectives as calls on an emulated communicator.
 
-Payloads of collectives travel through the communicator's shared memory; an inner gloo group carries
-point-to-point messages and whatever torch asks a plain backend for. The communicator is made at the first
-collective, as ProcessGroupNCCL does.
+Payloads of collectives go through the communicator's shared memory. An inner gloo group serves point-to-point messages
+and everything that torch asks a plain backend for. The communicator is made at the first collective, as in
+ProcessGroupNCCL.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from .reduction import SUM, Operator, operator
 from .work import EmulatedWork
 
 _HANDLES_DIE_IN_CPP: Final = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 8)
-"""Older torch drops the Python part of a work that C++ asked for, and then waits for it without end."""
+"""Older torch drops the Python part of a work that C++ holds, and then waits for it forever."""
 _RECENT_WORKS: Final = 64
-"""Newest works that are kept alive because of that: more than DDP has under way."""
+"""Newest works that are kept alive because of that: more than DDP has in flight."""
 Tensors = Sequence[torch.Tensor]
 
 
-# torch's stubs give one class several incompatible signatures, and leave out the constructor it has for Python.
+# torch's stubs give one class several incompatible signatures, and lack its constructor for Python.
 _ProcessGroup: Any = dist.ProcessGroup
 
 
 class Options:
-    """The part of `ProcessGroupNCCL.Options` that the emulation knows: `config.max_ctas`, None: NCCL's own."""
+    """The part of `ProcessGroupNCCL.Options` that the emulation supports: `config.max_ctas`; None: NCCL's own."""
 
     def __init__(self) -> None:
         self._timeout = timedelta(minutes=10)
@@ -52,7 +52,7 @@ class Options:
         self.config = SimpleNamespace(max_ctas=None)
 
 
-# torch's stubs give its base class other signatures than the ones it is called with (hence Any).
+# torch's stubs give the base class wrong signatures (hence Any).
 class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group whose collectives run on the emulated NCCL."""
 
@@ -68,8 +68,8 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> None:
         super().__init__(rank, n_ranks)
         self._max_ctas = max_ctas
-        emulation()  # a fabric file with nonsense is reported here, not at the first collective
-        if not ranks:  # the default group: there is one at a time
+        emulation()  # a malformed fabric file is reported here, not at the first collective
+        if not ranks:  # the default group
             close_all()
             if rank == 0:
                 announce(n_ranks)
@@ -81,7 +81,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._coalesced: list[grouping.Deferred] | None = None
         self._closed = False
         self.sends_objects_by_gloo = False
-        """Asked for as "cpu:gloo,cuda:nccl"."""
+        """Whether the group was made with backends "cpu:gloo,cuda:nccl"."""
         self._recent: deque[Work] = deque(maxlen=_RECENT_WORKS)
         gloo: Any = shrinking.InnerGloo(self, dist.PrefixStore("gloo/", store), rank, n_ranks, timeout)
         self._gloo = gloo
@@ -112,20 +112,20 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self.communicator.registered_buffers.deregister(tensor)
 
     def now_us(self) -> float:
-        """This rank's virtual time: how long steps take is asked of the group, since no real clock knows."""
+        """This rank's virtual time, for scripts that time steps."""
         return clock.now_us()
 
     def left_bytes(self) -> int:
-        """Of the emulated device's memory, as `cudaMemGetInfo` tells it."""
+        """Free memory of the emulated device, as `cudaMemGetInfo`."""
         return device().left_bytes()
 
     def is_capturing(self) -> bool:
-        """Whether collectives become part of a graph, as `is_current_stream_capturing` tells it."""
+        """Whether collectives become part of a graph, as `is_current_stream_capturing`."""
         return capture.current() is not None
 
     @property
     def options(self) -> Options:
-        """Those that it was made with."""
+        """The options with which it was made."""
         options = Options()
         options._timeout, options.config.max_ctas = self._timeout, self._max_ctas
         return options
@@ -137,7 +137,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
             self._communicator.timeout_us = int(timeout.total_seconds() * 1e6)
 
     def shutdown(self) -> None:
-        """Destroy the communicator, without waiting for what is under way."""
+        """Destroy the communicator, without waiting for its calls."""
         self._closed = True
         if self._communicator is not None:
             communicator, self._communicator = self._communicator, None
@@ -148,11 +148,11 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self.shutdown()
 
     def shrink(self, excluded: Sequence[int], *, aborted: bool) -> EmulatedProcessGroup:
-        """A group of the other ranks, as `ncclCommShrink` makes it; each of them must call it.
+        """A group without some ranks, as `ncclCommShrink` makes it; each remaining rank must call it.
 
         Args:
-            excluded: ranks of this group that do not take part.
-            aborted: give up what is under way first, as after an error.
+            excluded: ranks of this group that are left out.
+            aborted: abort this group's calls first, as after an error.
         """
         if aborted:
             self.abort()
@@ -162,7 +162,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
             self._store, left.index(self._rank), len(left), self._timeout, f"{self._name}/shrunk", ranks
         )
 
-    # Collectives that NCCL chooses a setting for.
+    # Collectives for which NCCL chooses a setting.
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Reduce `tensors` in place over all ranks."""
@@ -199,7 +199,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     @by_gloo
     def allgather(self, output_lists: Any, sources: Any, opts: Any = None) -> Work:
-        """Fill each list with every rank's tensor; shapes may differ by rank, which NCCL does by broadcasts."""
+        """Fill each list with every rank's tensor; if shapes differ by rank, NCCL uses broadcasts."""
         if isinstance(sources, torch.Tensor):
             output_lists, sources = [output_lists], [sources]
         outputs, source = output_lists[0], sources[0]
@@ -209,7 +209,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._launch(Collective.all_gather, [tasks.all_gather_list(outputs, source)])
 
     def allgather_coalesced(self, output_lists: Any, sources: Tensors, opts: Any = None) -> Work:
-        """Several gathers into lists in one group; `output_lists` is by rank, then by tensor, as gloo has it."""
+        """Several gathers into lists in one group; `output_lists` is by rank, then by tensor, as in gloo."""
         by_tensor = zip(*output_lists, strict=True)
         todo = [tasks.all_gather_list(outputs, source) for outputs, source in zip(by_tensor, sources, strict=True)]
         return self._launch(Collective.all_gather, todo)
@@ -231,7 +231,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._launch(Collective.reduce_scatter, todo, op=op)
 
     def reduce_scatter(self, outputs: Any, source_lists: Any, opts: Any = None, *_arguments: Any) -> Work:
-        """Reduce lists of tensors, and keep this rank's; shapes may differ by rank, which NCCL does by reductions."""
+        """Reduce lists of tensors, and keep this rank's; if shapes differ by rank, NCCL uses reductions."""
         if isinstance(outputs, torch.Tensor):
             outputs, source_lists = [outputs], [source_lists]
         op, output, sources = _operator(opts), outputs[0], source_lists[0]
@@ -245,7 +245,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
-        """As ProcessGroupNCCL: an all-reduce of one element."""
+        """An all-reduce of one element, as in ProcessGroupNCCL."""
         return self._launch(Collective.all_reduce, [tasks.BARRIER], dtype=torch.float32)
 
     # Collectives without a setting: NCCL makes them of sends and receives.
@@ -271,7 +271,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self, output: torch.Tensor, source: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int],
         opts: Any = None,
     ) -> Work:  # fmt: skip
-        """Rank i's part j becomes rank j's part i; splits are row counts, empty = even."""
+        """Rank i's part j becomes rank j's part i; splits are row counts; empty: even parts."""
         outputs = torch.split(output, list(output_splits) or output.shape[0] // self._n_ranks)
         sources = torch.split(source, list(input_splits) or source.shape[0] // self._n_ranks)
         return self._all_to_all(outputs, sources, [output])
@@ -292,7 +292,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._gloo.recv(_list(tensors), source, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        """Receive from whoever sends first."""
+        """Receive from the rank that sends first."""
         return self._gloo.recv_anysource(_list(tensors), tag)
 
     # Groups.
@@ -304,7 +304,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         deferred, self._coalesced = self._coalesced or [], None
         return grouping.launch(self.communicator, deferred)
 
-    # Torch before 2.13 knows these under other names.
+    # Torch before 2.13 has other names for these.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -334,7 +334,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
 
 def create(options: Any, backend_options: Any = None) -> EmulatedProcessGroup:
-    """What torch calls to make a group of the backend."""
+    """Called by torch to make a group of the backend."""
     asked = getattr(getattr(backend_options, "config", None), "max_ctas", None)
     return EmulatedProcessGroup(
         options.store, options.group_rank, options.group_size, options.timeout, str(options.group_id),

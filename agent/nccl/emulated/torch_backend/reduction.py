@@ -1,4 +1,4 @@
-"""Reductions over all ranks' payloads, in one order, so that every rank computes the same bits."""
+"""Reductions over all ranks' payloads, in the same order on every rank, so that all compute the same bits."""
 
 from __future__ import annotations
 
@@ -34,33 +34,33 @@ class Operator(NamedTuple):
 
     @property
     def is_scaled(self) -> bool:
-        """Averages and premultiplied sums: NCCL leaves some algorithms out for these."""
+        """Averages and premultiplied sums, for which NCCL excludes some algorithms."""
         return self.code in (AVERAGE, PREMULTIPLIED_SUM)
 
 
 class Order:
-    """In which order ranks' payloads are added up."""
+    """The order in which ranks' payloads are added."""
 
     def __init__(self) -> None:
-        self.goes_with_setting = False
-        """Another setting begins at another rank, as another ring or tree of NCCL's would; else all begin at rank 0."""
+        self.depends_on_setting = False
+        """True: the setting decides the first rank, as another ring or tree in NCCL would; False: rank 0 is first."""
 
     def of(self, setting: Candidate, n_ranks: int) -> Sequence[int]:
-        """The ranks in this order, alike on all ranks."""
-        if not self.goes_with_setting or setting.algorithm is None or setting.protocol is None:
+        """The ranks in this order, equal on all ranks."""
+        if not self.depends_on_setting or setting.algorithm is None or setting.protocol is None:
             return range(n_ranks)
         first = (int(setting.algorithm) + int(setting.protocol) + setting.n_channels) % n_ranks
         return [*range(first, n_ranks), *range(first)]
 
 
 order: Final = Order()
-"""This process's."""
+"""The order of this process."""
 SUM: Final = Operator(0)
 _PLAIN: Final = {code: Operator(code) for code in _OPERATORS}
 
 
 def operator(redop: dist.ReduceOp) -> Operator:
-    """The reduction that torch asks for; raises EmulatedNcclError where NCCL has none, as for bits."""
+    """The reduction that torch asks for; EmulatedNcclError if NCCL does not have it (bitwise operations)."""
     state: Any = redop.__getstate__()  # the only way to a premultiplied sum's factor
     code = int(state[0])
     if code not in _OPERATORS:
@@ -77,15 +77,15 @@ def reduce_into(
     setting: Candidate,
     first_element: int = 0,
 ) -> None:
-    """Reduce what all ranks sent.
+    """Reduce a piece of all ranks' payloads.
 
     Args:
-        rendezvous: where the payloads are.
-        piece: of the call's payload, the same on all ranks.
-        first_element: of each rank's piece; `out.numel()` elements from there on count.
+        rendezvous: holds the payloads.
+        piece: number of the piece, the same on all ranks.
+        first_element: in each rank's piece; `out.numel()` elements from there on are reduced.
 
     Raises:
-        EmulatedNcclError: a rank sent too little.
+        EmulatedNcclError: a rank sent too few elements.
     """
     accumulate, ranks = _OPERATORS[op.code], order.of(setting, rendezvous.n_ranks)
     n_elements = out.numel()

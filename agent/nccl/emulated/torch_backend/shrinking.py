@@ -1,7 +1,7 @@
 """`torch.distributed.shrink_group` on emulated groups.
 
-Torch asks the backend behind a group for a smaller one and puts that into a plain group, whose collectives never reach
-Python. An emulated group is a group and its backend in one, so the group that the backend returns is used as it is.
+Torch asks a group's backend for a smaller backend, and puts that into a plain group, whose collectives do not call
+Python. An emulated group is a group and its backend in one, so the result of the backend is used as the group.
 """
 
 from __future__ import annotations
@@ -14,15 +14,11 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 _MAKER: Final = "_create_shrunk_process_group"
-"""Torch's function that makes a group of what the backend returned; torch before 2.9 cannot shrink."""
+"""Torch's function that makes a group of the smaller backend; torch before 2.9 cannot shrink groups."""
 
 
 class InnerGloo(dist.ProcessGroupGloo):
-    """The gloo backend that torch finds behind an emulated group.
-
-    Args:
-        store: shared by its ranks.
-    """
+    """The gloo backend of an emulated group."""
 
     supports_shrinking = True
 
@@ -31,12 +27,12 @@ class InnerGloo(dist.ProcessGroupGloo):
         self._owner = owner
 
     def shrink(self, excluded: Sequence[int], flags: int = 0, _options: Any = None) -> Any:
-        """The emulated group of the other ranks."""
+        """The emulated group without some ranks."""
         return self._owner.shrink(excluded, aborted=flags == c10d.SHRINK_ABORT)
 
 
 def keep_shrunk_groups(kind: type) -> None:
-    """From now on a shrunk group of this kind is used as it is."""
+    """From now on a shrunk group of this kind is used directly."""
     original = getattr(c10d, _MAKER, None)
     if original is None:
         return

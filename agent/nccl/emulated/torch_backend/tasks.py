@@ -1,4 +1,4 @@
-"""What one rank sends for each collective, and how it takes its results once all ranks have sent theirs."""
+"""Tasks of each collective: the data that one rank sends, and how it takes its results from all ranks' data."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def all_reduce(tensor: torch.Tensor, op: Operator) -> Task:
 
 
 def broadcast(output: torch.Tensor, root: int, rank: int, source: torch.Tensor | None = None) -> Task:
-    """Fill a tensor with what the root sends.
+    """Fill a tensor with the root's.
 
     Args:
-        source: what the root sends; None: its `output`. It counts on the root only.
+        source: the root's tensor; None: its `output`. Ignored on other ranks.
     """
     is_root = rank == root
     sent = _contiguous(output if source is None else source) if is_root else None
@@ -48,7 +48,7 @@ def reduce(source: torch.Tensor, op: Operator, root: int, rank: int, output: tor
     """Reduce a tensor of every rank to the root.
 
     Args:
-        output: where the root wants it, of as many elements as `source`; None: in `source`.
+        output: the root's tensor for the result, of the same size as `source`; None: `source`.
     """
     target = source if output is None else output
 
@@ -60,14 +60,7 @@ def reduce(source: torch.Tensor, op: Operator, root: int, rank: int, output: tor
 
 
 def all_gather(output: torch.Tensor, source: torch.Tensor, n_ranks: int) -> Task:
-    """Fill a tensor with every rank's tensor, in the order of ranks.
-
-    Args:
-        output: is filled; `n_ranks` times as large as `source`.
-
-    Raises:
-        ValueError: `output` is smaller or larger than that.
-    """
+    """Fill `output` with every rank's `source` in order; ValueError if it is not `n_ranks` times as large."""
     shard_bytes = _bytes(source)
     if _bytes(output) != shard_bytes * n_ranks:
         raise ValueError(f"output holds {_bytes(output)} bytes, not {n_ranks} times {shard_bytes}")
@@ -90,15 +83,7 @@ def all_gather_list(outputs: Tensors, source: torch.Tensor) -> Task:
 
 
 def reduce_scatter(output: torch.Tensor, source: torch.Tensor, op: Operator, rank: int, n_ranks: int) -> Task:
-    """Fill a tensor with this rank's part of the reduction.
-
-    Args:
-        source: what this rank contributes; `n_ranks` times the elements of `output`.
-        rank: of this process, and so the part that it gets.
-
-    Raises:
-        ValueError: `source` is smaller or larger than that.
-    """
+    """Fill `output` with this rank's part of the reduction; ValueError if `source` is not `n_ranks` times as large."""
     n_elements = output.numel()
     if source.numel() != n_elements * n_ranks:
         raise ValueError(f"input holds {source.numel()} elements, not {n_ranks} times {n_elements}")
@@ -110,22 +95,18 @@ def reduce_scatter(output: torch.Tensor, source: torch.Tensor, op: Operator, ran
 
 
 def gather(outputs: Tensors, source: torch.Tensor, n_ranks: int) -> Task:
-    """Collect every rank's tensor at the root.
-
-    Args:
-        outputs: is filled, one tensor per rank; empty on all ranks but the root.
-    """
+    """Collect every rank's `source` at the root in `outputs`, which is empty on other ranks."""
     return Task(_contiguous(source), _bytes(source) * n_ranks, source.numel(), _fill_each(outputs), source)
 
 
 def scatter(output: torch.Tensor, sources: Tensors | None, root: int, rank: int, n_ranks: int) -> Task:
-    """Hand each rank its tensor of the root's list.
+    """Give each rank its tensor of the root's list.
 
     Args:
-        sources: one tensor per rank, each of the elements of `output`; None on all ranks but the root.
+        sources: one tensor per rank, of the size of `output`; None on other ranks than the root.
 
     Raises:
-        EmulatedNcclError: a graph is being captured, which cannot hold it.
+        EmulatedNcclError: a graph is being captured, which cannot contain a scatter.
     """
     capture.forbid("scatter")
     sent = None if sources is None else torch.cat([part.detach().reshape(-1) for part in sources])
@@ -137,14 +118,7 @@ def scatter(output: torch.Tensor, sources: Tensors | None, root: int, rank: int,
 
 
 def all_to_all(outputs: Tensors, sources: Tensors, rank: int) -> list[Task]:
-    """Exchange: `outputs[i]` is filled with rank i's `sources[rank]`.
-
-    Args:
-        outputs: are filled, one tensor per rank.
-
-    Returns:
-        This rank's part, one task per destination.
-    """
+    """Fill `outputs[i]` with rank i's `sources[rank]`; returns one task per destination."""
 
     def finish(call: IssuedCall, first_piece: int) -> None:
         for peer, output in enumerate(outputs):

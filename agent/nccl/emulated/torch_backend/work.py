@@ -1,4 +1,4 @@
-"""Handles of issued collectives, as torch.distributed hands them out."""
+"""Handles of issued collectives, which torch.distributed returns."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..host.calls import IssuedCall
 
 _NO_TIMEOUT = timedelta(0)
 LAST_WORKS_S = 1.0
-"""How long the end of the process waits for works under way, and then for their thread to notice the abort."""
+"""How long the end of the process waits for works in flight, and after an abort for their thread."""
 
 
 class EmulatedWork(Work):
-    """One or more issued calls and the tensors they fill."""
+    """One or more issued calls, and the tensors that they fill."""
 
     def __init__(self, calls: Sequence[IssuedCall], outputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class EmulatedWork(Work):
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Finish the calls and let this rank's compute stream wait for their virtual end."""
+        """Complete the calls; this rank's compute stream waits for their virtual end."""
         current = clock.current()
         current.arrival_us()
         current.wait_until(self._complete(timeout))
@@ -38,11 +38,11 @@ class EmulatedWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """Let the compute stream wait, as `wait` does."""
+        """As `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether all ranks have issued the calls; what is ready is finished, the clock does not move."""
+        """Whether all ranks have issued the calls. If so, completes them; the clock does not advance."""
         if not all(call.communicator.is_ready(call) for call in self.calls):
             return False
         try:
@@ -52,11 +52,11 @@ class EmulatedWork(Work):
         return True
 
     def is_success(self) -> bool:
-        """Whether the calls are finished without error."""
+        """Whether the calls have completed without an error."""
         return all(call.end_us is not None and call.error is None for call in self.calls)
 
     def exception(self) -> BaseException | None:
-        """What went wrong, if anything."""
+        """The first error, if any."""
         return next((call.error for call in self.calls if call.error is not None), None)
 
     def result(self) -> list[torch.Tensor]:
@@ -64,18 +64,17 @@ class EmulatedWork(Work):
         return list(self._outputs)
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future, completed by another thread; the virtual clock catches up where a script must have waited."""
+        """A future, completed by another thread; the virtual clock advances at the next `wait_for_futures`."""
         if self._future is None:
             done: torch.futures.Future[Any] = torch.futures.Future()
-            # An error set from Python looks like a value to C++, which then takes it for tensors; one raised here
-            # does not.
+            # C++ would take an error that Python sets for a value; an error raised in `_value` is an error.
             self._future = done.then(_value)
-            clock.current().owe(lambda: self._complete(_NO_TIMEOUT))
+            clock.current().add_future(lambda: self._complete(_NO_TIMEOUT))
             _progress.submit(self, done)
         return self._future
 
     def abort(self) -> None:
-        """Wakes whoever waits for the calls, with an error."""
+        """End all waits for the calls with an error."""
         for call in self.calls:
             call.communicator.rendezvous.abort()
 
@@ -100,7 +99,7 @@ def _value(future: torch.futures.Future[Any]) -> Any:
 
 
 class _Progress:
-    """Owns thread `emulated-nccl`: completes works whose future somebody may wait for in C++, unseen by us."""
+    """Owns thread `emulated-nccl`: completes works with a future, for which C++ may wait without a call from Python."""
 
     def __init__(self) -> None:
         self._works: queue.SimpleQueue[tuple[EmulatedWork, torch.futures.Future[Any]] | None] = queue.SimpleQueue()
@@ -116,7 +115,7 @@ class _Progress:
         self._works.put((work, future))
 
     def close(self) -> None:
-        """At exit: a thread that comes back from C++ while the interpreter ends takes the process down."""
+        """At exit: a thread that returns from C++ while the interpreter ends would crash the process."""
         self._works.put(None)
         thread, work = self._thread, self._current
         if thread is None:

@@ -1,1 +1,1 @@
-"""How payloads and choices travel between the ranks: shared memory of their own making."""
+"""Shared memory through which ranks exchange payloads and settings."""

@@ -1,11 +1,10 @@
-/* Where the ranks of one emulated communicator meet: call headers and payloads in anonymous shared memory.
+/* Exchange between the ranks of one emulated communicator: call headers and payloads in anonymous shared memory.
  *
- * The mapping belongs to no name in any file system, so that nothing is left behind when every rank is
- * killed. Per rank it holds a counter of published calls, a counter of consumed calls, a ring of call
- * headers and an arena for payloads. A call is published without waiting for anybody; whoever needs its
- * result waits for all ranks' headers and copies what it needs out of their arenas. A rank that lives
- * holds a POSIX record lock on its byte of the mapping's file: the kernel drops it when the process ends,
- * however it ends, and that is how the others notice.
+ * The mapping has no name in any file system, so that nothing is left behind when every rank is killed. For each rank
+ * it has a counter of published calls, a counter of consumed calls, a ring of call headers and an arena for payloads. A
+ * call is published without waiting. A rank that needs its result waits for all ranks' headers and copies data out of
+ * their arenas. A living rank holds a POSIX record lock on its byte of the mapping's file. The kernel drops the lock
+ * when the process ends, however it ends, and so the other ranks notice.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +24,7 @@
 #define RV_PAGE 4096u
 #define RV_ALIGN 64u
 #define RV_SPINS 40
-#define RV_PROBE_NS 20000000 /* how often a waiting rank looks whether its peers live */
+#define RV_PROBE_NS 20000000 /* how often a waiting rank checks whether its peers live */
 
 enum rv_result { RV_OK = 0, RV_TIMEOUT = -1, RV_FULL = -2, RV_TOO_LARGE = -3, RV_ABORTED = -4, RV_DEAD = -100 };
 
@@ -66,7 +65,7 @@ typedef struct {
 typedef struct {
   _Alignas(64) uint64_t n_published;
   _Alignas(64) uint64_t n_consumed;
-  uint32_t present; /* 0 not yet, 1 here, 2 left in good order */
+  uint32_t present; /* 0 not yet, 1 present, 2 closed */
 } rv_rank;
 
 typedef struct {
@@ -75,7 +74,7 @@ typedef struct {
   uint64_t arena_bytes;
   uint32_t n_ranks;
   uint32_t n_slots;
-  _Alignas(64) uint32_t tick; /* futex word: rises with every event a peer may wait for */
+  _Alignas(64) uint32_t tick; /* futex word, incremented with every event that a peer may wait for */
   uint32_t n_sleeping;
   uint32_t n_starved; /* ranks that wait for others to consume */
   rv_rank ranks[RV_MAX_RANKS];
@@ -126,10 +125,10 @@ static int64_t rv_now_ns(void) {
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* A sparse file big enough for all ranks; only touched pages cost memory. */
+/* A sparse file large enough for all ranks; only touched pages cost memory. */
 int rv_create(uint32_t n_ranks, uint32_t n_slots, uint64_t arena_bytes, uint64_t nonce) {
   if (n_ranks == 0 || n_ranks > RV_MAX_RANKS) return -1;
-  /* Not memfd_create(): glibc has it from 2.27 on, a wheel is for 2.17 and newer. */
+  /* Not memfd_create(), which needs glibc 2.27: wheels are for 2.17 and newer. */
   int fd = (int)syscall(SYS_memfd_create, "zerotune-emulated", MFD_CLOEXEC);
   if (fd < 0) return -1;
   rv_shared head = {.magic = RV_MAGIC, .nonce = nonce, .arena_bytes = rv_round(arena_bytes, RV_PAGE),
@@ -142,7 +141,7 @@ int rv_create(uint32_t n_ranks, uint32_t n_slots, uint64_t arena_bytes, uint64_t
   return fd;
 }
 
-/* Takes the descriptor over. NULL: not our file, or it cannot be mapped. */
+/* Takes ownership of the descriptor. NULL: another file, or it cannot be mapped. */
 rv *rv_open(int fd, uint32_t rank, uint64_t nonce) {
   rv_shared head;
   if (pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head || head.magic != RV_MAGIC ||
@@ -180,7 +179,7 @@ void rv_abort(rv *self) {
 
 static int rv_is_gone(rv *self, uint32_t rank) {
   uint32_t present = __atomic_load_n(&self->shared->ranks[rank].present, __ATOMIC_ACQUIRE);
-  if (present != 1) return present == 2; /* a rank that has not come yet is not gone */
+  if (present != 1) return present == 2; /* a rank that has not opened it yet is not gone */
   struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1};
   return rank != self->rank && fcntl(self->fd, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
 }
@@ -224,10 +223,10 @@ static int rv_await(rv *self, int what, uint64_t goal, int64_t timeout_us) {
   }
 }
 
-/* Until all ranks have published call `index`; blocks, so call it without the interpreter's lock. */
+/* Wait until all ranks have published call `index`; to be called without Python's GIL. */
 int rv_wait(rv *self, uint64_t index, int64_t timeout_us) { return rv_await(self, 0, index + 1, timeout_us); }
 
-/* Until all ranks have consumed call `index`. */
+/* Wait until all ranks have consumed call `index`. */
 int rv_wait_consumed(rv *self, uint64_t index, int64_t timeout_us) {
   __atomic_add_fetch(&self->shared->n_starved, 1, __ATOMIC_SEQ_CST);
   int result = rv_await(self, 1, index + 1, timeout_us);
@@ -248,7 +247,7 @@ static uint64_t rv_min_consumed(const rv *self) {
   return least;
 }
 
-/* First gap of the own arena that holds `bytes`; arenas are sparse, so low gaps keep memory small. */
+/* First gap of this rank's arena with `bytes`; arenas are sparse, so low gaps keep memory small. */
 static int rv_allocate(rv *self, uint64_t bytes, uint64_t index, uint64_t n_consumed, uint64_t *offset) {
   uint32_t n_live = 0;
   for (uint32_t i = 0; i < self->n_blocks; i++)
@@ -301,7 +300,7 @@ int rv_publish(rv *self, rv_header *header, const uint64_t *pointers, const uint
   return RV_OK;
 }
 
-/* Compare all ranks' headers of a call; every rank finds the same. */
+/* Compare all ranks' headers of a call; the result is equal on all ranks. */
 void rv_join(const rv *self, uint64_t index, rv_joined *out) {
   const rv_header *first = rv_slot(self, index, 0);
   *out = (rv_joined){.arrival_us = first->arrival_us, .contention = first->contention,
@@ -325,7 +324,7 @@ void rv_join(const rv *self, uint64_t index, rv_joined *out) {
 
 const rv_header *rv_peek(const rv *self, uint64_t index, uint32_t rank) { return rv_slot(self, index, rank); }
 
-/* Address of one piece of a rank's payload, and its length; NULL when there is none. */
+/* Address of one piece of a rank's payload, and its length; NULL if there is none. */
 const void *rv_piece(const rv *self, uint64_t index, uint32_t rank, uint32_t piece, uint64_t *bytes) {
   const rv_header *header = rv_slot(self, index, rank);
   if (header->payload == 0 || piece >= header->n_pieces) return NULL;
@@ -334,7 +333,7 @@ const void *rv_piece(const rv *self, uint64_t index, uint32_t rank, uint32_t pie
   return self->base + directory[2 * piece];
 }
 
-/* Copy `bytes` from `offset` of a piece; -1 when the piece is shorter. */
+/* Copy `bytes` from `offset` of a piece; -1 if the piece is shorter. */
 int rv_copy(const rv *self, uint64_t index, uint32_t rank, uint32_t piece, uint64_t offset, void *to, uint64_t bytes) {
   uint64_t available = 0;
   const char *from = rv_piece(self, index, rank, piece, &available);
@@ -344,7 +343,7 @@ int rv_copy(const rv *self, uint64_t index, uint32_t rank, uint32_t piece, uint6
   return 0;
 }
 
-/* The same piece of every rank, one after the other. */
+/* Copy the same piece of every rank, one after another. */
 int rv_gather(const rv *self, uint64_t index, uint32_t piece, char *to, uint64_t bytes) {
   for (uint32_t rank = 0; rank < self->shared->n_ranks; rank++)
     if (rv_copy(self, index, rank, piece, 0, to + rank * bytes, bytes) != 0) return -1;

@@ -1,8 +1,7 @@
 """Python's side of rendezvous.c: one `Rendezvous` per communicator and rank.
 
-All ranks live on one machine. The creator (the group's first rank) makes an anonymous memory file and
-tells the others through the c10d store where to open it: `/proc/<pid>/fd/<fd>`. Nothing is ever named in
-a file system, so killing every rank leaves nothing behind.
+All ranks run on one machine. The group's first rank makes an anonymous memory file and writes its path into the c10d
+store: `/proc/<pid>/fd/<fd>`. No file system has a name for it, so killing every rank leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..errors import CollectiveTimeout, EmulatedNcclError, PeerLost
 
 N_SLOTS: Final = 1024
 ARENA_BYTES: Final = 4 << 30
-"""Virtual bytes per rank for payloads of calls in flight; only what is touched costs memory."""
+"""Virtual bytes per rank for payloads of calls in flight; only touched pages cost memory."""
 MAX_RANKS: Final = 64
 
 _FULL: Final = -2
@@ -57,7 +56,7 @@ class Header(ctypes.Structure):
 
 
 class Joined(ctypes.Structure):
-    """What all ranks' headers of one call say together; mirrors `rv_joined`."""
+    """The comparison of all ranks' headers of one call; mirrors `rv_joined`."""
 
     _fields_ = (
         ("arrival_us", ctypes.c_double),
@@ -71,7 +70,7 @@ class Joined(ctypes.Structure):
 
 
 class _Library:
-    """Quick functions keep the interpreter's lock, those that may block drop it."""
+    """Quick functions keep Python's GIL; functions that may block release it."""
 
     def __init__(self) -> None:
         path = str(EMULATED_NCCL.build())
@@ -104,7 +103,7 @@ _library: _Library | None = None
 
 
 def library() -> _Library:
-    """The compiled helper, built and loaded once per process."""
+    """The functions of rendezvous.c, built and loaded once per process."""
     global _library
     if _library is None:
         _library = _Library()
@@ -112,7 +111,7 @@ def library() -> _Library:
 
 
 def _open_memory(store: dist.Store, key: str, rank: int) -> tuple[int, int]:
-    """File and nonce of the creator's memory."""
+    """File and nonce of rank 0's memory."""
     pid, number, nonce = map(int, store.get(key).split())
     try:
         return os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC), nonce
@@ -124,7 +123,7 @@ def _open_memory(store: dist.Store, key: str, rank: int) -> tuple[int, int]:
 
 
 class Rendezvous:
-    """The meeting place of one communicator, as one of its ranks sees it."""
+    """One rank's view of a communicator's shared memory."""
 
     def __init__(self, store: dist.Store, key: str, rank: int, n_ranks: int, timeout: timedelta) -> None:
         if n_ranks > MAX_RANKS:
@@ -157,7 +156,10 @@ class Rendezvous:
         return self._handle
 
     def publish(self, header: Header, pieces: list[torch.Tensor]) -> int:
-        """Announce the next call with copies of `pieces` (contiguous, on the CPU); its index, or -1 = full.
+        """Publish the next call with copies of `pieces` (contiguous, on the CPU).
+
+        Returns:
+            Its index; -1: the ring or the arena is full.
 
         Raises:
             EmulatedNcclError: the payload is larger than the arena.
@@ -179,15 +181,15 @@ class Rendezvous:
         return int(header.index)
 
     def wait(self, index: int, timeout_us: int) -> None:
-        """Until every rank has published call `index`.
+        """Wait until every rank has published call `index`.
 
         Raises:
-            PeerLost, CollectiveTimeout, EmulatedNcclError: it will not come, or not in time.
+            PeerLost, CollectiveTimeout, EmulatedNcclError: a rank will not publish it, or not in time.
         """
         self._check(self._library.wait(self.handle, index, timeout_us), "join the collective", timeout_us)
 
     def wait_consumed(self, index: int, timeout_us: int) -> None:
-        """Until every rank has finished with call `index`; raises as `wait` does."""
+        """Wait until every rank has consumed call `index`; raises as `wait`."""
         result = self._library.wait_consumed(self.handle, index, timeout_us)
         self._check(result, "finish earlier collectives", timeout_us)
 
@@ -210,15 +212,14 @@ class Rendezvous:
         return self._joined
 
     def peek(self, index: int, rank: int) -> Header:
-        """One rank's header of a call that `wait` has seen."""
+        """One rank's header of a call, after `wait`."""
         header: Header = self._library.peek(self.handle, index, rank).contents
         return header
 
     def view(self, index: int, rank: int, piece: int, dtype: torch.dtype) -> torch.Tensor:
-        """One rank's piece of a call, without a copy.
+        """One rank's piece of a call: a one-dimensional view of the shared memory, valid until `consume`.
 
-        Returns:
-            One-dimensional, over the shared memory: valid until `consume`; empty if the rank sent nothing.
+        It is empty if the rank sent nothing.
         """
         address = self._library.piece(self.handle, index, rank, piece, self._length_address)
         n_bytes = self._length.value if address else 0
@@ -231,7 +232,7 @@ class Rendezvous:
         """Fill a tensor from one rank's piece of a call.
 
         Args:
-            offset_bytes: where in the piece to begin.
+            offset_bytes: position in the piece.
 
         Raises:
             EmulatedNcclError: the piece is too short.
@@ -241,28 +242,21 @@ class Rendezvous:
             raise EmulatedNcclError(f"rank {rank} sent fewer than the {n_bytes} bytes expected of it")
 
     def gather(self, index: int, piece: int, to: torch.Tensor, bytes_per_rank: int) -> None:
-        """Fill a tensor with every rank's piece of a call, in the order of ranks.
-
-        Args:
-            piece: of each payload, the same for all ranks.
-
-        Raises:
-            EmulatedNcclError: a piece is too short.
-        """
+        """Fill a tensor with every rank's piece of a call, in the order of ranks; EmulatedNcclError if one is short."""
         if self._library.gather(self.handle, index, piece, to.data_ptr(), bytes_per_rank) != 0:
             raise EmulatedNcclError(f"a rank sent fewer than the {bytes_per_rank} bytes expected of it")
 
     def consume(self, index: int) -> None:
-        """Say that this rank needs call `index`, and all before it, no more."""
+        """Release call `index` and all earlier calls: this rank needs them no more."""
         self._library.consume(self.handle, index)
 
     def abort(self) -> None:
-        """Wake whoever waits on this rank, with an error."""
+        """End all waits on this rank with an error."""
         if self._handle is not None:
             self._library.abort(self._handle)
 
     def close(self) -> None:
-        """Leave; the memory goes with the last rank."""
+        """Unmap the memory; it is freed with the last rank."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
             self._library.close(handle)

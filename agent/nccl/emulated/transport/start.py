@@ -1,9 +1,9 @@
-"""A name for one start of a group, under which nothing of an earlier start is found.
+"""A name for one start of a group, so that its keys are not those of an earlier start.
 
-torchrun's restarts share one store, and a new rank may read what a dead one has left there before its successor
-replaces it; how often the job was restarted, launchers tell differently on different nodes. So the group's first rank
-makes up a name and says which process it is, and the others take the name of a process that lives. As in
-`zerotune.agent.agreement.job_start`, every rank of the old start must be dead before the first of the new one lives.
+torchrun's restarts share one store: a new rank may read keys of a dead rank before they are replaced. Launchers count
+restarts differently on different nodes. So the group's first rank chooses a name and writes it with its process id.
+Other ranks take a name only if its process lives. As in `zerotune.agent.agreement.job_start`, every rank of the old
+start must be dead before the first rank of the new start begins.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ def name_start(store: dist.Store, group: str, ranks: Sequence[int], rank: int, n
     """The name of this start of a group, the same on all its ranks.
 
     Args:
-        store: shared by the group's ranks, also with starts before this one.
-        group: the group's own name; it may be made several times in a process, also of other ranks.
-        ranks: of the group, in the job; none for the default group.
-        rank: of this process in the group; 0 makes up the name.
-        timeout: how long the others wait for rank 0.
+        store: shared by the group's ranks, and by earlier starts.
+        group: the group's own name, which a process may use several times, also for other ranks.
+        ranks: the group's global ranks; empty for the default group.
+        rank: of this process in the group; 0 chooses the name.
+        timeout: how long other ranks wait for rank 0.
 
     Returns:
         16 hexadecimal digits.
 
     Raises:
-        EmulatedNcclError: the first rank's process cannot be seen from here.
+        EmulatedNcclError: the first rank's process is not visible here.
     """
-    # A process may destroy a group and make it again: then its first rank lives, and has said something before. Once
-    # the default group is made again, too, torch gives its names to groups of other ranks. A rank may have had no part
-    # in some of these starts: what it must have in common with the others is the store, and how large the group is.
+    # A process may destroy a group and make it again: then its first rank lives, and an earlier name of it may be read.
+    # If the default group is made again, torch reuses names for groups of other ranks. A rank may not be a member of
+    # all these groups. So starts are counted by store, name, ranks and size of the group.
     this = (*_place(store), group, *ranks, n_ranks)
     key = f"emulated_nccl/start/{'.'.join(map(str, ranks))}/{n_ranks}/{n_started[this]}"
     n_started[this] += 1
@@ -58,7 +58,7 @@ def name_start(store: dist.Store, group: str, ranks: Sequence[int], rank: int, n
     deadline_s = time.monotonic() + STALE_NAME_S
     while True:
         name, pid, began_s = store.get(key).decode().split()
-        if lives(int(pid), float(began_s)):
+        if is_alive(int(pid), float(began_s)):
             return name
         if time.monotonic() > deadline_s:
             raise EmulatedNcclError(
@@ -69,18 +69,17 @@ def name_start(store: dist.Store, group: str, ranks: Sequence[int], rank: int, n
 
 
 def _place(store: Any) -> tuple[object, ...]:
-    """Where a store is, which the same one has in common with itself."""
+    """Identifies a store by its place."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return tuple(getattr(store, name, None) for name in ("host", "port", "path"))
 
 
-def lives(pid: int, began_s: float) -> bool:
+def is_alive(pid: int, began_s: float) -> bool:
     """Whether the process that had this number at that time (seconds since 1970) still runs."""
     try:
         process = psutil.Process(pid)
-        # Another process may have got the pid since; the system clock behind these times may be set back by less than
-        # this.
+        # Another process may have reused the pid. The tolerance is for small corrections of the system clock.
         is_same = abs(float(process.create_time()) - began_s) < 1.0
         return is_same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

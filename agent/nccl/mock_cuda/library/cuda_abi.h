@@ -1,5 +1,5 @@
-/* CUDA's runtime, driver and NVML as NCCL calls them, declared anew from their documented interfaces:
- * only what the mock answers, and of structs only the members that NCCL reads. */
+/* The part of CUDA's runtime, driver and NVML that the mock implements, declared from their documented interfaces.
+ * Structs have only the members that NCCL reads. */
 #ifndef ZEROTUNE_CUDA_ABI_H
 #define ZEROTUNE_CUDA_ABI_H
 
@@ -23,7 +23,7 @@ typedef struct {
   unsigned x, y, z;
 } cuda_dim3;
 
-/* cudaDeviceAttr and CUdevice_attribute share their numbers. */
+/* Numbers of cudaDeviceAttr and CUdevice_attribute. */
 enum {
   ATTRIBUTE_MAX_THREADS_PER_BLOCK = 1,
   ATTRIBUTE_MAX_BLOCK_X = 2,

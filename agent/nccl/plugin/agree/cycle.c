@@ -30,14 +30,14 @@ bool zt_cycle_equals(const zt_cycle *cycle, const zt_cycle_call *calls, uint32_t
 }
 
 void zt_cycle_release(zt_cycle *cycle) {
-  if (cycle == NULL || --cycle->n_owners > 0) return;
+  if (cycle == NULL || --cycle->n_references > 0) return;
   free(cycle->calls);
   free(cycle->borders);
   free(cycle);
 }
 
-uint32_t zt_cycle_follow(zt_cycle_place *place, const zt_cycle *cycle, uint32_t collective, uint64_t message_bytes) {
-  if (place->cycle != cycle) *place = (zt_cycle_place){cycle, 0, true}; /* changes begin where the cycle does */
+uint32_t zt_cycle_follow(zt_cycle_position *place, const zt_cycle *cycle, uint32_t collective, uint64_t message_bytes) {
+  if (place->cycle != cycle) *place = (zt_cycle_position){cycle, 0, true}; /* changes begin at the first call */
   if (cycle == NULL) return ZT_NO_PHASE;
   const zt_cycle_call *expected = &cycle->calls[place->at];
   if (fits(expected, collective, message_bytes)) {

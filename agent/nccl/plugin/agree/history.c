@@ -8,7 +8,7 @@
 #define WRITE(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
 #define CHECKPOINT_EVERY 64u
 
-/* The order of calls counts, and every bit of a call reaches the upper half, which is folded back. */
+/* It depends on the order of calls. Every bit of a call reaches the upper half, which is folded back. */
 static uint64_t hashed(uint64_t hash, uint32_t collective, uint64_t message_bytes) {
   const uint64_t product = (hash ^ message_bytes ^ (uint64_t)collective << 56) * UINT64_C(0x9E3779B97F4A7C15);
   return (product ^ product >> 32) + 1;
@@ -40,11 +40,11 @@ uint64_t zt_history_add(zt_history *history, uint32_t collective, uint64_t messa
   WRITE(history->hash, hash);
   if (call % CHECKPOINT_EVERY == 0 || (call < CHECKPOINT_EVERY && (call & (call - 1)) == 0)) {
     const uint32_t at = history->n_checkpoints++ % ZT_N_CHECKPOINTS;
-    WRITE(history->checkpoint_calls[at], 0); /* while it is written nobody compares it */
+    WRITE(history->checkpoint_calls[at], 0); /* so that it is not compared while it is written */
     atomic_store_explicit(&history->checkpoint_hash[at], hash, memory_order_release);
     atomic_store_explicit(&history->checkpoint_calls[at], call, memory_order_release);
   }
-  /* Against a promise made meanwhile: either this thread sees it or the other one sees this call. */
+  /* Sequentially consistent: this thread sees a promise made meanwhile, or the promising thread sees this call. */
   atomic_store(&history->n_calls, call);
   return call;
 }
@@ -82,7 +82,7 @@ uint32_t zt_history_cycle(zt_history *history, uint32_t gathers_after_step, zt_c
     repeats = before.message_bytes == out[i].message_bytes && before.collective == out[i].collective &&
               before.phase == out[i].phase;
   }
-  /* The log is a ring: what was read may have been written over meanwhile. */
+  /* The log is a ring: its entries may have been overwritten while they were read. */
   const bool is_whole = atomic_load(&history->n_calls) < began - 2 * n_calls + ZT_LOGGED_CALLS;
   return repeats && is_whole ? (uint32_t)n_calls : 0;
 }

@@ -1,7 +1,7 @@
-/* A communicator's own history of calls, which NCCL's law makes equal on all of its ranks.
+/* A communicator's own history of calls, which is equal on all of its ranks: NCCL requires the same calls on each.
  *
- * The thread that calls the communicator writes it, any other may read it. `step` and what follows from it are this
- * rank's own: they lay changes where steps begin, and decide nothing. */
+ * The thread that calls the communicator writes it; any other thread may read it. `step` and the fields derived from it
+ * are this rank's own: they only help to begin changes where steps begin. */
 #ifndef ZEROTUNE_HISTORY_H
 #define ZEROTUNE_HISTORY_H
 
@@ -10,12 +10,12 @@
 
 #include "../zerotune_plugin.h"
 
-#define ZT_LOGGED_CALLS 8192u /* power of two; two steps must fit, else their cycle is not known */
+#define ZT_LOGGED_CALLS 8192u /* power of two; a cycle is known only if two steps fit */
 
 typedef struct {
   _Atomic uint64_t message_bytes;
   _Atomic uint32_t collective;
-  _Atomic uint32_t phase_or_region; /* as Python said it at the call */
+  _Atomic uint32_t phase_or_region; /* Python's at the call */
 } zt_logged_call;
 
 typedef struct {
@@ -25,8 +25,8 @@ typedef struct {
   uint32_t n_checkpoints;
   _Atomic uint32_t step;
   _Atomic uint64_t step_began;     /* number of the first call in the step */
-  _Atomic uint64_t calls_per_step; /* in the last whole step; 0 = none was seen */
-  _Atomic uint32_t n_steady;       /* whole steps in a row with so many calls */
+  _Atomic uint64_t calls_per_step; /* in the last whole step; 0 = there was none */
+  _Atomic uint32_t n_steady;       /* whole steps in a row with calls_per_step calls */
   _Atomic uint32_t n_steps;
   zt_logged_call log[ZT_LOGGED_CALLS];
 } zt_history;
@@ -34,7 +34,7 @@ typedef struct {
 /* Counts the call and returns its number, from 1. */
 uint64_t zt_history_add(zt_history *history, uint32_t collective, uint64_t message_bytes);
 void zt_history_describe(zt_history *history, zt_communicator_state *out);
-/* The calls of the last whole step, if the step before it had the same ones; returns their number, else 0. */
+/* The calls of the last whole step, if the step before it had the same calls; returns their number, else 0. */
 uint32_t zt_history_cycle(zt_history *history, uint32_t gathers_after_step, zt_cycle_call *out, uint32_t max_calls);
 void zt_history_forget(zt_history *history);
 

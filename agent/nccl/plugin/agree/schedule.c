@@ -8,7 +8,7 @@
 #include "../tuner/communicator.h"
 
 #define NO_PROMISE UINT64_MAX
-#define GAVE_UP (UINT64_MAX - 1)
+#define WAIT_TIMED_OUT (UINT64_MAX - 1)
 
 typedef struct {
   uint64_t from_call;
@@ -18,9 +18,9 @@ typedef struct {
 
 struct zt_schedule {
   zt_schedule *next_retired;
-  uint64_t retired_at; /* calls that had begun then */
+  uint64_t retired_at; /* number of calls that had begun */
   uint32_t n_stages;
-  stage stages[]; /* by from_call; before the first one: the plan of the whole process */
+  stage stages[]; /* by from_call; calls before the first stage run under the plan of the whole process */
 };
 
 static zt_plan_table *prepared[ZT_MAX_STAGES]; /* under the registry's lock */
@@ -45,25 +45,25 @@ static void wait_until(zt_agreed *agreed, uint64_t call, uint64_t until_ns) {
   pthread_mutex_lock(&outcome_lock);
   atomic_fetch_add(&n_waiting, 1);
   while (must_wait(agreed, call) && now_ns() < until_ns) {
-    struct timespec soon; /* on the wall's clock, which may jump: so in slices */
+    struct timespec soon; /* waits in slices, since this clock may jump */
     clock_gettime(CLOCK_REALTIME, &soon);
     soon.tv_sec += 1;
     pthread_cond_timedwait(&outcome_is_known, &outcome_lock, &soon);
   }
-  if (must_wait(agreed, call)) atomic_store(&agreed->promise, GAVE_UP);
+  if (must_wait(agreed, call)) atomic_store(&agreed->promise, WAIT_TIMED_OUT);
   atomic_fetch_sub(&n_waiting, 1);
   pthread_mutex_unlock(&outcome_lock);
 }
 
 __attribute__((noinline)) static void await_outcome(zt_agreed *agreed, uint64_t call) {
   const uint64_t began_ns = now_ns();
-  int (*holds_lock)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
-  void *(*let_go)(void) = (void *(*)(void))dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
-  void (*take_back)(void *) = (void (*)(void *))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
-  const bool lets_go = holds_lock != NULL && let_go != NULL && take_back != NULL && holds_lock();
-  void *state = lets_go ? let_go() : NULL;
+  int (*holds_gil)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
+  void *(*release_gil)(void) = (void *(*)(void))dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
+  void (*restore_gil)(void *) = (void (*)(void *))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
+  const bool releases = holds_gil != NULL && release_gil != NULL && restore_gil != NULL && holds_gil();
+  void *state = releases ? release_gil() : NULL;
   wait_until(agreed, call, began_ns + atomic_load(&patience_ns));
-  if (lets_go) take_back(state);
+  if (releases) restore_gil(state);
   const uint64_t waited_ns = now_ns() - began_ns;
   atomic_fetch_add(&n_waits, 1);
   uint64_t longest = atomic_load(&longest_wait_ns);
@@ -77,22 +77,22 @@ static const stage *stage_at(const zt_schedule *schedule, uint64_t call) {
   return found;
 }
 
-zt_turn zt_turn_begin(zt_agreed *agreed, uint32_t collective, uint64_t message_bytes) {
+zt_call_plan zt_call_begin(zt_agreed *agreed, uint32_t collective, uint64_t message_bytes) {
   const uint64_t call = zt_history_add(&agreed->history, collective, message_bytes);
   if (__builtin_expect(must_wait(agreed, call), 0)) await_outcome(agreed, call);
-  /* In one order with the call's number, by which old schedules are freed. */
+  /* Sequentially consistent with the call's number, by which old schedules are freed. */
   const zt_schedule *schedule = atomic_load(&agreed->schedule);
   const stage *in_force = schedule == NULL ? NULL : stage_at(schedule, call);
-  if (in_force == NULL) return (zt_turn){NULL, ZT_NO_PHASE, false};
+  if (in_force == NULL) return (zt_call_plan){NULL, ZT_NO_PHASE, false};
   const uint32_t phase = zt_cycle_follow(&agreed->place, in_force->cycle, collective, message_bytes);
   const bool is_off = in_force->cycle != NULL && phase == ZT_NO_PHASE;
   const uint32_t n_off = is_off ? atomic_load_explicit(&agreed->n_off_cycle, memory_order_relaxed) + 1 : 0;
   atomic_store_explicit(&agreed->n_off_cycle, n_off, memory_order_relaxed);
-  return (zt_turn){in_force->table, phase, is_off};
+  return (zt_call_plan){in_force->table, phase, is_off};
 }
 
-void zt_turn_end(zt_agreed *agreed) {
-  atomic_store_explicit(&agreed->n_left, atomic_load_explicit(&agreed->history.n_calls, memory_order_relaxed),
+void zt_call_end(zt_agreed *agreed) {
+  atomic_store_explicit(&agreed->n_decided, atomic_load_explicit(&agreed->history.n_calls, memory_order_relaxed),
                         memory_order_release);
 }
 
@@ -107,10 +107,10 @@ static void free_schedule(zt_schedule *schedule) {
 }
 
 static void free_retired(zt_agreed *agreed) {
-  const uint64_t n_left = atomic_load_explicit(&agreed->n_left, memory_order_acquire);
+  const uint64_t n_decided = atomic_load_explicit(&agreed->n_decided, memory_order_acquire);
   for (zt_schedule **link = &agreed->retired; *link != NULL;) {
     zt_schedule *old = *link;
-    if (n_left < old->retired_at) {
+    if (n_decided < old->retired_at) {
       link = &old->next_retired;
       continue;
     }
@@ -126,11 +126,11 @@ static void retire(zt_agreed *agreed, zt_schedule *old) {
   agreed->retired = old;
 }
 
-/* `schedule` is in force, if any, and calls pass. Returns false if a call gave up before. */
-static bool tell(zt_agreed *agreed, zt_schedule *schedule) {
+/* Put `schedule`, unless NULL, in force, and let calls pass. Returns false if a call has given up waiting. */
+static bool publish(zt_agreed *agreed, zt_schedule *schedule) {
   zt_schedule *old = NULL;
   pthread_mutex_lock(&outcome_lock);
-  const bool in_time = atomic_load(&agreed->promise) < GAVE_UP;
+  const bool in_time = atomic_load(&agreed->promise) < WAIT_TIMED_OUT;
   if (in_time && schedule != NULL) old = atomic_exchange(&agreed->schedule, schedule);
   if (in_time) atomic_store(&agreed->promise, NO_PROMISE);
   pthread_cond_broadcast(&outcome_is_known);
@@ -142,9 +142,9 @@ static bool tell(zt_agreed *agreed, zt_schedule *schedule) {
 void zt_agreed_end(zt_agreed *agreed) {
   const struct timespec pause = {.tv_nsec = 100000};
   atomic_store(&agreed->is_over, true);
-  (void)tell(agreed, NULL);
+  (void)publish(agreed, NULL);
   for (int i = 0; i < 1000; i++) {
-    if (atomic_load(&agreed->n_left) >= atomic_load(&agreed->history.n_calls)) return;
+    if (atomic_load(&agreed->n_decided) >= atomic_load(&agreed->history.n_calls)) return;
     nanosleep(&pause, NULL);
   }
 }
@@ -153,7 +153,7 @@ static zt_cycle *cycle_after(const zt_schedule *schedule, const zt_cycle_call *c
   if (n_calls == 0) return NULL;
   zt_cycle *before = schedule->n_stages > 0 ? schedule->stages[schedule->n_stages - 1].cycle : NULL;
   if (!zt_cycle_equals(before, calls, n_calls)) return zt_cycle_new(calls, n_calls);
-  before->n_owners++;
+  before->n_references++;
   return before;
 }
 
@@ -161,7 +161,7 @@ static int commit(zt_agreed *agreed, const uint64_t *from_calls, uint32_t n_from
                   uint32_t n_cycle) {
   if (n_from != n_prepared && n_from != 0) return -1;
   const uint64_t promise = atomic_load(&agreed->promise);
-  if (promise < GAVE_UP && from_calls[0] < promise) return -1;
+  if (promise < WAIT_TIMED_OUT && from_calls[0] < promise) return -1;
   const zt_schedule *old = atomic_load(&agreed->schedule);
   const uint32_t n_old = old == NULL ? 0 : old->n_stages;
   zt_schedule *new = calloc(1, sizeof *new + (n_old + n_from + 1) * sizeof(stage));
@@ -172,8 +172,8 @@ static int commit(zt_agreed *agreed, const uint64_t *from_calls, uint32_t n_from
                          old->stages[i + 1].from_call < from_calls[0];
     if (is_over) continue;
     new->stages[new->n_stages++] = old->stages[i];
-    if (old->stages[i].table != NULL) (void)zt_plan_table_hold(old->stages[i].table);
-    if (old->stages[i].cycle != NULL) old->stages[i].cycle->n_owners++;
+    if (old->stages[i].table != NULL) (void)zt_plan_table_retain(old->stages[i].table);
+    if (old->stages[i].cycle != NULL) old->stages[i].cycle->n_references++;
   }
   if (n_from == 0) new->stages[new->n_stages++] = (stage){.from_call = from_calls[0]};
   for (uint32_t i = 0; i < n_from; i++) {
@@ -182,9 +182,9 @@ static int commit(zt_agreed *agreed, const uint64_t *from_calls, uint32_t n_from
       free_schedule(new);
       return -2;
     }
-    new->stages[new->n_stages++] = (stage){from_calls[i], zt_plan_table_hold(prepared[i]), its_cycle};
+    new->stages[new->n_stages++] = (stage){from_calls[i], zt_plan_table_retain(prepared[i]), its_cycle};
   }
-  if (tell(agreed, new)) return 0;
+  if (publish(agreed, new)) return 0;
   free_schedule(new);
   return -3;
 }
@@ -193,7 +193,7 @@ void zt_agreed_init(zt_agreed *agreed) { atomic_store(&agreed->promise, NO_PROMI
 
 void zt_agreed_free(zt_agreed *agreed) {
   retire(agreed, atomic_exchange(&agreed->schedule, NULL));
-  atomic_store(&agreed->n_left, UINT64_MAX);
+  atomic_store(&agreed->n_decided, UINT64_MAX);
   free_retired(agreed);
 }
 
@@ -228,7 +228,7 @@ uint64_t zerotune_promise(uint64_t owner, uint64_t lead_calls) {
     if (atomic_load(&agreed->history.n_calls) < wanted)
       promise = wanted;
     else
-      (void)tell(agreed, NULL); /* passed meanwhile */
+      (void)publish(agreed, NULL); /* a call has passed it meanwhile */
   }
   zt_registry_unlock();
   return promise;
@@ -247,7 +247,7 @@ int zerotune_commit(uint64_t owner, const uint64_t *from_calls, uint32_t n_stage
 void zerotune_release(uint64_t owner) {
   zt_registry_lock();
   zt_communicator *communicator = zt_find_owner(owner);
-  if (communicator != NULL && !atomic_load(&communicator->agreed.is_over)) (void)tell(&communicator->agreed, NULL);
+  if (communicator != NULL && !atomic_load(&communicator->agreed.is_over)) (void)publish(&communicator->agreed, NULL);
   zt_registry_unlock();
 }
 

@@ -1,9 +1,9 @@
 /* Handles of events that two profilers follow.
  *
- * NCCL keeps one handle per event and names it as the parent of others. Of an event that only the other follows it
- * gets the other's, unchanged. Where ours follows it, too, it gets the number of a pair, marked as no address ever is;
- * the pairs are a ring, so that a number is forgotten when N_PAIRS newer ones were given out. What the other gives as
- * handles is its own affair: they need not differ.
+ * NCCL keeps one handle per event and passes it as the parent of other events. For an event that only the next profiler
+ * follows, NCCL gets that profiler's handle. If zerotune's profiler follows it, too, NCCL gets the number of a pair of
+ * handles, with a mark that no address has. The pairs are a ring: a number is invalid after N_PAIRS newer ones. Handles
+ * of the next profiler need not be unique.
  */
 #ifndef ZEROTUNE_NEXT_HANDLES_H
 #define ZEROTUNE_NEXT_HANDLES_H
@@ -11,8 +11,8 @@
 #include "../profiler/events.h"
 
 typedef struct {
-  void *theirs;   /* NULL = they do not follow it */
-  zt_handle ours; /* 0 = we do not, or no longer know */
+  void *next_handle;    /* the next profiler's; NULL = it does not follow the event */
+  zt_handle own_handle; /* zerotune's; 0 = it does not follow the event, or the number is invalid */
 } zt_pair;
 
 void *zt_handle_of_pair(zt_pair pair); /* for NCCL */

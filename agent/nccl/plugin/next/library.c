@@ -14,13 +14,13 @@ static void *open_named(const char *kind, const char *name, int flags) {
   return length > 0 && (size_t)length < sizeof file ? dlopen(file, flags) : NULL;
 }
 
-/* As it is, or as the short name of a file. */
+/* By its path, or as the short name of a file. */
 static void *open_either(const char *kind, const char *name, int flags) {
   void *library = name[0] == '\0' ? NULL : dlopen(name, flags);
   return library != NULL ? library : open_named(kind, name, flags);
 }
 
-/* Tuners and profilers may be packed into a network plugin. NCCL has opened that by now, or does without. */
+/* A network plugin may contain tuners and profilers. If NCCL uses one, it has opened it by now. */
 static void *find_net_plugin(void) {
   const char *names = getenv("NCCL_NET_PLUGIN");
   if (names == NULL) names = "";
@@ -33,14 +33,14 @@ static void *find_net_plugin(void) {
   return library;
 }
 
-/* NCCL compares just so: any beginning of the word will do. */
-static bool is_the_program_itself(const char *name) {
+/* As NCCL: any prefix of the word matches. */
+static bool is_static_plugin(const char *name) {
   return name[0] != '\0' && strncasecmp(name, "STATIC_PLUGIN", strlen(name)) == 0;
 }
 
 void *zt_open_next(const char *variable, const char *kind) {
   const char *name = getenv(variable);
   if (name == NULL || strcasecmp(name, "none") == 0) return NULL;
-  void *library = is_the_program_itself(name) ? dlopen(NULL, RTLD_NOW) : open_either(kind, name, RTLD_NOW | RTLD_LOCAL);
+  void *library = is_static_plugin(name) ? dlopen(NULL, RTLD_NOW) : open_either(kind, name, RTLD_NOW | RTLD_LOCAL);
   return library != NULL ? library : find_net_plugin();
 }

@@ -1,10 +1,10 @@
-/* The library that NCCL would have opened, had its variable not named ours. */
+/* The library of the next plugin: the one that NCCL would have opened without zerotune's. */
 #ifndef ZEROTUNE_NEXT_LIBRARY_H
 #define ZEROTUNE_NEXT_LIBRARY_H
 
-/* `variable` holds what NCCL's own said before ours took its place: a path, a name, STATIC_PLUGIN, none; empty =
- * nothing, so that NCCL searches by itself. Not set = there is none. `kind` is "tuner" or "profiler". Returns what
- * dlopen does, NULL = none. Never closed. */
+/* `variable` has the user's value of NCCL's own variable: a path, a name, STATIC_PLUGIN, none; empty = search by NCCL's
+ * rules. Not set = there is no next plugin. `kind` is "tuner" or "profiler". Returns dlopen's handle, which is never
+ * closed; NULL = none. */
 void *zt_open_next(const char *variable, const char *kind);
 
 #endif

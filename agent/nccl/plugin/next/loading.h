@@ -1,5 +1,5 @@
-/* dlopen and dlsym under their names of before glibc 2.34, which moved them from libdl to libc and gave them new ones:
- * a library that is built on a new Linux then loads on an old one, too. */
+/* dlopen and dlsym with their symbol versions before glibc 2.34, which moved them from libdl to libc: so a library that
+ * is built on a new Linux can be loaded on an old one. */
 #ifndef ZEROTUNE_NEXT_LOADING_H
 #define ZEROTUNE_NEXT_LOADING_H
 

@@ -13,7 +13,7 @@
 
 #define MAX_COMMUNICATORS 4096
 
-/* Of `init` the one of its version is there. */
+/* One of v3, v4 and v5 is set. */
 typedef struct {
   int abi;
   const char *name;
@@ -27,10 +27,10 @@ typedef struct {
 } next_profiler;
 
 static pthread_mutex_t finding = PTHREAD_MUTEX_INITIALIZER;
-static bool has_looked;
+static bool has_searched;
 static next_profiler found;
 static _Atomic(const next_profiler *) next; /* NULL = there is none */
-static zt_both all_both[MAX_COMMUNICATORS];
+static zt_both_contexts all_both[MAX_COMMUNICATORS];
 static _Atomic uint64_t n_faults;
 
 static void check(nccl_result result) {
@@ -60,11 +60,11 @@ static next_profiler described(int abi, const void *table) {
   return its;
 }
 
-/* From v5 on events are told alike but for what was added; v4's differ in their heads, v3's altogether. */
-static bool can_be_told(int abi, int newest_abi) { return abi == newest_abi || (abi >= 4 && newest_abi >= 5); }
+/* From v5 on later versions only add to events. v4's events have other heads and can be made from v5's; v3's differ. */
+static bool is_convertible(int abi, int newest_abi) { return abi == newest_abi || (abi >= 4 && newest_abi >= 5); }
 
 static void find(int newest_abi) {
-  has_looked = true;
+  has_searched = true;
   void *library = zt_open_next("ZEROTUNE_NEXT_PROFILER", "profiler");
   for (int abi = newest_abi; library != NULL && abi >= 3; abi--) {
     char symbol[32];
@@ -72,9 +72,9 @@ static void find(int newest_abi) {
     const void *table = dlsym(library, symbol);
     if (table == NULL) continue;
     found = described(abi, table);
-    const bool is_ours = found.name != NULL && strcmp(found.name, "zerotune") == 0;
-    if (!is_ours && !can_be_told(abi, newest_abi)) atomic_fetch_add(&n_faults, 1);
-    if (!is_ours && can_be_told(abi, newest_abi)) atomic_store_explicit(&next, &found, memory_order_release);
+    const bool is_zerotune = found.name != NULL && strcmp(found.name, "zerotune") == 0;
+    if (!is_zerotune && !is_convertible(abi, newest_abi)) atomic_fetch_add(&n_faults, 1);
+    if (!is_zerotune && is_convertible(abi, newest_abi)) atomic_store_explicit(&next, &found, memory_order_release);
     return;
   }
 }
@@ -86,7 +86,7 @@ const char *zerotune_next_profiler(void) {
 
 void zt_next_profiler_forget(void) {
   pthread_mutex_lock(&finding);
-  has_looked = false;
+  has_searched = false;
   atomic_store(&next, NULL);
   atomic_store(&n_faults, 0);
   pthread_mutex_unlock(&finding);
@@ -96,7 +96,7 @@ uint64_t zt_next_profiler_faults(void) { return atomic_load_explicit(&n_faults, 
 
 /* ---- communicators ---- */
 
-static zt_both *take(zt_communicator *communicator) {
+static zt_both_contexts *take_free(zt_communicator *communicator) {
   for (int i = 0; i < MAX_COMMUNICATORS; i++)
     if (all_both[i].communicator == NULL) {
       all_both[i].communicator = communicator;
@@ -105,7 +105,7 @@ static zt_both *take(zt_communicator *communicator) {
   return NULL;
 }
 
-/* Events that this version knows: NCCL's own adapters leave out what came later. */
+/* Events of this version; NCCL's own adapters do not pass later ones. */
 static int known_events(int abi) { return abi <= 4 ? 0xFF : abi == 5 ? 0xFFF : abi == 6 ? 0x7FFF : -1; }
 
 static nccl_result init(const next_profiler *its, void **context, int *mask, const zt_profiler_start *start) {
@@ -119,9 +119,9 @@ static nccl_result init(const next_profiler *its, void **context, int *mask, con
 
 void *zt_next_profiler_init(zt_communicator *communicator, const zt_profiler_start *start) {
   pthread_mutex_lock(&finding);
-  if (!has_looked) find(start->abi);
+  if (!has_searched) find(start->abi);
   const next_profiler *its = atomic_load(&next);
-  zt_both *both = its == NULL ? NULL : take(communicator);
+  zt_both_contexts *both = its == NULL ? NULL : take_free(communicator);
   pthread_mutex_unlock(&finding);
   if (its == NULL) return communicator;
   int *mask = both == NULL ? NULL : zt_mask_of_next(start->mask);
@@ -141,27 +141,27 @@ void *zt_next_profiler_init(zt_communicator *communicator, const zt_profiler_sta
   return both;
 }
 
-zt_communicator *zt_next_profiler_end(void *handed) {
-  zt_both *both = zt_both_of(handed);
-  if (both == NULL) return zt_has_next_profiler() ? NULL : handed;
+zt_communicator *zt_next_profiler_end(void *nccl_context) {
+  zt_both_contexts *both = zt_both_contexts_of(nccl_context);
+  if (both == NULL) return zt_has_next_profiler() ? NULL : nccl_context;
   zt_communicator *communicator = both->communicator;
   void *context = both->context;
-  const bool is_told = atomic_exchange(&both->mask, NULL) != NULL;
-  if (is_told && context != NULL) check(atomic_load(&next)->finalize(context)); /* as NCCL does */
+  const bool is_initialised = atomic_exchange(&both->mask, NULL) != NULL;
+  if (is_initialised && context != NULL) check(atomic_load(&next)->finalize(context)); /* as NCCL does */
   both->context = NULL;
   both->communicator = NULL;
   return communicator;
 }
 
-zt_both *zt_both_of(void *handed) {
-  const uintptr_t offset = (uintptr_t)handed - (uintptr_t)all_both;
-  return offset < sizeof all_both && offset % sizeof *all_both == 0 ? handed : NULL;
+zt_both_contexts *zt_both_contexts_of(void *nccl_context) {
+  const uintptr_t offset = (uintptr_t)nccl_context - (uintptr_t)all_both;
+  return offset < sizeof all_both && offset % sizeof *all_both == 0 ? nccl_context : NULL;
 }
 
 /* ---- events ---- */
 
-/* What leads NCCL to tell of a type: it tells of an event's ancestors, too. */
-static uint64_t asked_by(uint64_t type) {
+/* The mask bits for which NCCL reports a type: it also reports the ancestors of an event. */
+static uint64_t mask_bits_for(uint64_t type) {
   enum { GROUP = 1, COLL = 2, P2P = 4, PROXY_OP = 8, PROXY_STEP = 16, KERNEL_CHANNEL = 64, NET_PLUGIN = 128 };
   enum { COLL_API = 512, P2P_API = 1024, COPY = 4096 | 8192 | 16384 };
   const uint64_t below = PROXY_OP | PROXY_STEP | KERNEL_CHANNEL | NET_PLUGIN;
@@ -189,14 +189,14 @@ static uint64_t asked_by(uint64_t type) {
   }
 }
 
-/* Parents are handed on as the other's own handles. */
+/* Parents are passed as the next profiler's own handles. */
 static nccl_result start_v4_of_v5(const next_profiler *its, void *context, void **handle, const nccl_event_v5 *event) {
   nccl_event_v4 narrow;
   memcpy((char *)&narrow + offsetof(nccl_event_v4, parent), (const char *)event + offsetof(nccl_event_v5, parent),
          sizeof narrow - offsetof(nccl_event_v4, parent));
   narrow.type = (uint8_t)event->type;
-  if (event->type == NCCL_PROFILE_COLL) narrow.parent = zt_pair_of_handle(event->coll.parent_group).theirs;
-  if (event->type == NCCL_PROFILE_P2P) narrow.parent = zt_pair_of_handle(event->p2p_v5.parent_group).theirs;
+  if (event->type == NCCL_PROFILE_COLL) narrow.parent = zt_pair_of_handle(event->coll.parent_group).next_handle;
+  if (event->type == NCCL_PROFILE_P2P) narrow.parent = zt_pair_of_handle(event->p2p_v5.parent_group).next_handle;
   return its->start_event(context, handle, &narrow);
 }
 
@@ -205,36 +205,36 @@ static nccl_result start_v5(const next_profiler *its, void *context, void **hand
                  : event->type == NCCL_PROFILE_P2P ? &event->p2p_v5.parent_group
                                                    : NULL;
   void *const given = group == NULL ? NULL : *group;
-  if (group != NULL) *group = zt_pair_of_handle(given).theirs;
+  if (group != NULL) *group = zt_pair_of_handle(given).next_handle;
   const nccl_result result = its->start_event(context, handle, event);
   if (group != NULL) *group = given;
   return result;
 }
 
-void *zt_next_profiler_begin(int abi, const zt_both *both, void *handed, void *event, uint64_t type) {
+void *zt_next_profiler_begin(int abi, const zt_both_contexts *both, void *nccl_context, void *event, uint64_t type) {
   const next_profiler *its = atomic_load_explicit(&next, memory_order_acquire);
   if (type > (uint64_t)(uint32_t)known_events(its->abi)) return NULL;
   const int *mask = both == NULL ? NULL : both->mask;
   const uint32_t asked = mask == NULL ? 0 : (uint32_t)__atomic_load_n(mask, __ATOMIC_RELAXED);
-  if (both != NULL && !(asked_by(type) & asked)) return NULL;
+  if (both != NULL && !(mask_bits_for(type) & asked)) return NULL;
   void **parent = (void **)((char *)event + offsetof(nccl_event_v3, parent));
-  void *const given = *parent, *context = both != NULL ? both->context : handed;
-  *parent = zt_pair_of_handle(given).theirs;
-  /* up to v4 NCCL tells of no collective whose group has no handle */
+  void *const given = *parent, *context = both != NULL ? both->context : nccl_context;
+  *parent = zt_pair_of_handle(given).next_handle;
+  /* up to v4 NCCL reports no collective whose group has no handle */
   const bool is_without_group = abi <= 4 && (type == NCCL_PROFILE_COLL || type == NCCL_PROFILE_P2P) && *parent == NULL;
-  void *theirs = NULL;
+  void *next_handle = NULL;
   nccl_result result = NCCL_SUCCESS;
   if (!is_without_group)
-    result = abi >= 5 && its->abi == 4 ? start_v4_of_v5(its, context, &theirs, event)
-             : abi >= 5                ? start_v5(its, context, &theirs, event)
-                                       : its->start_event(context, &theirs, event);
+    result = abi >= 5 && its->abi == 4 ? start_v4_of_v5(its, context, &next_handle, event)
+             : abi >= 5                ? start_v5(its, context, &next_handle, event)
+                                       : its->start_event(context, &next_handle, event);
   *parent = given;
   check(result);
-  return result == NCCL_SUCCESS ? theirs : NULL;
+  return result == NCCL_SUCCESS ? next_handle : NULL;
 }
 
-void zt_next_profiler_stop(void *theirs) { check(atomic_load(&next)->stop_event(theirs)); }
+void zt_next_profiler_stop(void *next_handle) { check(atomic_load(&next)->stop_event(next_handle)); }
 
-void zt_next_profiler_record(void *theirs, int state, nccl_event_state_args *args) {
-  check(atomic_load(&next)->record_event_state(theirs, state, args));
+void zt_next_profiler_record(void *next_handle, int state, nccl_event_state_args *args) {
+  check(atomic_load(&next)->record_event_state(next_handle, state, args));
 }

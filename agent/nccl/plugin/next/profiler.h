@@ -1,7 +1,7 @@
-/* Another profiler in the same process: it is told what it asked for, and so is ours.
+/* The next profiler: another one in the same process, which gets the events that it asks for.
  *
- * NCCL has one place for a profiler, too. Contexts are kept apart, event masks are joined, events are handed to the
- * other as NCCL would. Its errors are counted and NCCL never sees them.
+ * NCCL loads only one profiler. zerotune's keeps both contexts, joins the event masks, and passes events on as NCCL
+ * would. Errors of the next profiler are counted and not returned to NCCL.
  */
 #ifndef ZEROTUNE_NEXT_PROFILER_H
 #define ZEROTUNE_NEXT_PROFILER_H
@@ -11,10 +11,9 @@
 #include "../nccl_abi.h"
 #include "../tuner/communicator.h"
 
-/* Whether there is one. */
 bool zt_has_next_profiler(void);
 
-/* What NCCL says when it makes a communicator; what its version does not say is 0. */
+/* NCCL's arguments for a new communicator; 0 = not in this version. */
 typedef struct {
   int abi;
   int *mask; /* NCCL's */
@@ -24,28 +23,28 @@ typedef struct {
   nccl_logger log;
 } zt_profiler_start;
 
-/* Beside another profiler this is what NCCL gets for a communicator. Atomic: events may come when it is gone. */
+/* NCCL's context of a communicator if there is a next profiler. Atomic: events may come after its end. */
 typedef struct {
-  _Atomic(zt_communicator *) communicator; /* ours; NULL = free */
-  _Atomic(void *) context;                 /* theirs */
-  _Atomic(const int *) mask;               /* what they ask for; NULL = their init failed */
-} zt_both;
+  _Atomic(zt_communicator *) communicator; /* NULL = free */
+  _Atomic(void *) context;                 /* the next profiler's */
+  _Atomic(const int *) mask;               /* the events that it asks for; NULL = its init failed */
+} zt_both_contexts;
 
-/* Open the other library if this was not done yet, and tell it of a communicator. Returns what to hand NCCL:
- * `communicator` itself where there is no other, NULL where there is no room. */
+/* Open the next profiler, unless this was done already, and initialise it for a communicator. Returns NCCL's context:
+ * `communicator` itself if there is no next profiler, NULL if there is no room. */
 void *zt_next_profiler_init(zt_communicator *communicator, const zt_profiler_start *start);
-/* Ours of what was handed to NCCL, whose end the other is told. */
-zt_communicator *zt_next_profiler_end(void *handed);
+/* Finalize the next profiler's part of NCCL's context. */
+zt_communicator *zt_next_profiler_end(void *nccl_context);
 
-/* NULL: not of this process. NCCL names the contexts of other processes, whose proxies run here. */
-zt_both *zt_both_of(void *handed);
+/* NULL = not of this process: NCCL passes contexts of other processes, whose proxies run here. */
+zt_both_contexts *zt_both_contexts_of(void *nccl_context);
 
-/* The other's handle, NULL where it has none or is not asked. `event` is of version `abi`. */
-void *zt_next_profiler_begin(int abi, const zt_both *both, void *handed, void *event, uint64_t type);
-void zt_next_profiler_stop(void *theirs);
-void zt_next_profiler_record(void *theirs, int state, nccl_event_state_args *args);
+/* The next profiler's handle, NULL if it returns none or is not asked. `event` has version `abi`. */
+void *zt_next_profiler_begin(int abi, const zt_both_contexts *both, void *nccl_context, void *event, uint64_t type);
+void zt_next_profiler_stop(void *next_handle);
+void zt_next_profiler_record(void *next_handle, int state, nccl_event_state_args *args);
 
 uint64_t zt_next_profiler_faults(void);
-void zt_next_profiler_forget(void); /* for tests, where no communicator is left */
+void zt_next_profiler_forget(void); /* for tests, when there is no communicator */
 
 #endif

@@ -8,7 +8,7 @@
 
 #define CAPABILITY_ROWS (sizeof(double[4][3]))
 
-/* v7 has a row more in each table of compute capabilities. */
+/* v7 has one more row in each table by compute capability. */
 static void narrow(nccl_tuner_constants *to, const nccl_tuner_constants_v7 *from) {
   memcpy(to, from, offsetof(nccl_tuner_constants, ll_max_gbs));
   memcpy(to->ll_max_gbs, from->ll_max_gbs, CAPABILITY_ROWS);
@@ -78,7 +78,7 @@ static bool is_offered(const zt_cost_table *table, uint32_t algorithm) {
   return zt_is_legal(zt_cell_of(table, algorithm, NCCL_SIMPLE));
 }
 
-/* As newer NCCLs ask a plugin of 2.21's: what it names becomes the cheapest. */
+/* As newer NCCLs ask a plugin of v2: its cell becomes the cheapest. */
 static nccl_result ask_v2(zt_communicator *communicator, const zt_question *question, const zt_cost_table *table,
                           int *n_channels) {
   int algorithm = -1, protocol = -1;

@@ -1,8 +1,7 @@
-/* Another tuner in the same process, asked before ours.
+/* The next tuner: another one in the same process, which is asked first.
  *
- * NCCL has one place for a tuner. Where another's is named as well, ours takes the place and asks the other first:
- * what it answers is what runs unless a row of the plan says otherwise. Its errors, and answers that NCCL could not
- * carry out, change nothing and are counted.
+ * NCCL loads only one tuner. If the user has named another tuner, zerotune's asks it first: its answer applies unless a
+ * row of the plan does. Its errors, and answers that NCCL could not use, change nothing and are counted.
  */
 #ifndef ZEROTUNE_NEXT_TUNER_H
 #define ZEROTUNE_NEXT_TUNER_H
@@ -13,20 +12,20 @@
 #include "../tuner/communicator.h"
 #include "../tuner/costs.h"
 
-/* What its version has is there. */
+/* Members of its version are set. */
 struct zt_next_tuner {
   int abi;
   const char *name;
   const nccl_tuner_v2 *v2;
   const nccl_tuner_v3 *v3;
   const nccl_tuner_v4 *v4;
-  const nccl_tuner_v6 *v5; /* and newer, whose members begin alike */
+  const nccl_tuner_v6 *v5; /* and newer, which begin with the same members */
   __typeof__(((nccl_tuner_v4 *)0)->get_coll_info) ask; /* v4 and newer */
   __typeof__(((nccl_tuner_v6 *)0)->get_chunk_size) get_chunk_size; /* v6 and newer; may be NULL */
   nccl_result (*end)(void *context);
 };
 
-/* What NCCL says when it makes a communicator; what its version does not say is 0. */
+/* NCCL's arguments for a new communicator; 0 = not in this version. */
 typedef struct {
   int abi;
   uint64_t comm_id;
@@ -36,12 +35,12 @@ typedef struct {
   void *constants; /* nccl_tuner_constants up to v6 */
 } zt_tuner_start;
 
-/* The newest version that the other library has and NCCL would look for; NULL = none. The first call opens it and tells
- * `has_found`, while later ones wait. */
+/* The newest version that both the next tuner and NCCL have; NULL = none. The first call opens the library and calls
+ * `has_found`, while later calls wait. */
 const zt_next_tuner *zt_next_tuner_find(int newest_abi, void (*has_found)(const zt_next_tuner *));
 void zt_next_tuner_forget(void);
 
-/* Tell the other of a communicator; where that fails it is not asked there. */
+/* Initialise it for a communicator; if that fails it is not asked for this communicator. */
 void zt_next_tuner_init(const zt_next_tuner *next, zt_communicator *communicator, const zt_tuner_start *start);
 void zt_next_tuner_end(zt_communicator *communicator);
 
@@ -52,8 +51,8 @@ typedef struct {
   int registered_buffers;
 } zt_question;
 
-/* Let the other edit table and channels. Returns whether they may have changed: then `offered`, with room for
- * ZT_MAX_CELLS, has the table as NCCL handed it in. */
+/* Let it edit table and channels. Returns whether they may have changed: then `offered`, with room for ZT_MAX_CELLS,
+ * has NCCL's table. */
 bool zt_next_tuner_ask(zt_communicator *communicator, const zt_question *question, const zt_cost_table *table,
                        float *offered, int *n_channels);
 /* NCCL 2.21 */

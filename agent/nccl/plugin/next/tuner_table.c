@@ -1,4 +1,4 @@
-/* Which table of the other library, if any. */
+/* Finds the next tuner's table of functions. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -13,11 +13,11 @@
 #define NEWEST 7
 
 static pthread_mutex_t finding = PTHREAD_MUTEX_INITIALIZER;
-static bool has_looked, is_there;
+static bool has_searched, has_next;
 static zt_next_tuner found;
 static _Atomic(const char *) its_name;
 
-/* Every version begins with its name; where the other is ours again, there is no other. */
+/* Every version begins with a name. zerotune's own plugin does not count as a next tuner. */
 static const void *table_of(void *library, int abi) {
   char symbol[32];
   (void)snprintf(symbol, sizeof symbol, "ncclTunerPlugin_v%d", abi);
@@ -57,24 +57,24 @@ static zt_next_tuner described(int abi, const void *table) {
 
 const zt_next_tuner *zt_next_tuner_find(int newest_abi, void (*has_found)(const zt_next_tuner *)) {
   pthread_mutex_lock(&finding);
-  if (!has_looked) {
-    has_looked = true;
+  if (!has_searched) {
+    has_searched = true;
     void *library = zt_open_next("ZEROTUNE_NEXT_TUNER", "tuner");
     const void *table = NULL;
     int abi = newest_abi < NEWEST ? newest_abi : NEWEST;
     for (; library != NULL && abi >= OLDEST && (table = table_of(library, abi)) == NULL;) abi--;
-    is_there = table != NULL;
-    if (is_there) found = described(abi, table);
-    has_found(is_there ? &found : NULL);
-    atomic_store(&its_name, is_there ? found.name : NULL);
+    has_next = table != NULL;
+    if (has_next) found = described(abi, table);
+    has_found(has_next ? &found : NULL);
+    atomic_store(&its_name, has_next ? found.name : NULL);
   }
   pthread_mutex_unlock(&finding);
-  return is_there ? &found : NULL;
+  return has_next ? &found : NULL;
 }
 
 void zt_next_tuner_forget(void) {
   pthread_mutex_lock(&finding);
-  has_looked = is_there = false;
+  has_searched = has_next = false;
   atomic_store(&its_name, NULL);
   pthread_mutex_unlock(&finding);
 }

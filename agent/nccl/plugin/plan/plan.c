@@ -22,17 +22,17 @@ typedef struct {
 
 struct zt_plan_table {
   _Alignas(64) _Atomic uint32_t version; /* odd = being rebuilt */
-  uint32_t n_owners;                     /* schedules that name it, under the registry's lock */
+  uint32_t n_references;                     /* references by schedules, under the registry's lock */
   _Atomic uint32_t epoch;
   _Atomic uint32_t gathers_after_step;
   _Atomic uint16_t group[ZT_MAX_CLASSES][8][8]; /* [class][collective][phase]: 1 + group, 0 = no rows */
-  _Atomic uint32_t run[ZT_MAX_PLAN_ROWS][64];   /* [group][octave]: first row << 16 | number of rows */
+  _Atomic uint32_t slice[ZT_MAX_PLAN_ROWS][64];   /* [group][octave]: first row << 16 | number of rows */
   table_row rows[ZT_MAX_PLAN_ROWS];             /* by group, then by bytes */
 };
 
 static zt_plan_table tables[2];
 
-/* bit 0: the active table; bit 1: the other one is loaded, with its epoch in the upper half */
+/* bit 0: the active table; bit 1: the inactive table is loaded, with its epoch in the upper half */
 static _Atomic uint64_t plan_state;
 #define STAGED 2u
 
@@ -46,10 +46,10 @@ static uint32_t octave_of(uint64_t bytes) { return 63u - (uint32_t)__builtin_clz
 
 /* ---- reading ---- */
 
-/* Last row of the run that starts at or below `bytes`. Torn values can come in while the table is
- * rebuilt; masks keep them inside the table, the version check discards what they lead to. */
-static const table_row *row_at(const zt_plan_table *table, uint32_t run, uint64_t bytes) {
-  uint32_t first = run >> 16, count = run & 0xFFFFu;
+/* Last row of the slice that starts at or below `bytes`. Values may be torn while the table is rebuilt:
+ * masks keep indices inside the table, and the version check discards the result. */
+static const table_row *row_at(const zt_plan_table *table, uint32_t slice, uint64_t bytes) {
+  uint32_t first = slice >> 16, count = slice & 0xFFFFu;
   while (count > 1) {
     const uint32_t half = count / 2;
     const bool upper = GET(table->rows[(first + half) % ZT_MAX_PLAN_ROWS].min_bytes) <= bytes;
@@ -64,9 +64,9 @@ static const table_row *row_of(const zt_plan_table *table, uint32_t class_index,
                                uint64_t bytes) {
   const uint32_t group = GET(table->group[class_index][collective][phase]);
   if (group == 0) return NULL;
-  const uint32_t run = GET(table->run[(group - 1) % ZT_MAX_PLAN_ROWS][octave_of(bytes)]);
-  if ((run & 0xFFFFu) == 0) return NULL;
-  const table_row *row = row_at(table, run, bytes);
+  const uint32_t slice = GET(table->slice[(group - 1) % ZT_MAX_PLAN_ROWS][octave_of(bytes)]);
+  if ((slice & 0xFFFFu) == 0) return NULL;
+  const table_row *row = row_at(table, slice, bytes);
   return GET(row->min_bytes) > bytes || GET(row->max_bytes) < bytes ? NULL : row;
 }
 
@@ -84,7 +84,7 @@ void zt_plan_look_up(const zt_plan_table *table, uint32_t class_index, uint32_t 
   choice->chunk_kib = (uint16_t)(candidate >> 32);
 }
 
-zt_choice zt_plan_words(const zt_plan_table *table, uint32_t collective, uint32_t phase_or_region) {
+zt_choice zt_plan_epoch_and_phase(const zt_plan_table *table, uint32_t collective, uint32_t phase_or_region) {
   return (zt_choice){.epoch = GET(table->epoch),
                      .phase = zt_phase(phase_or_region, collective, GET(table->gathers_after_step) != 0)};
 }
@@ -93,7 +93,7 @@ zt_choice zt_plan_lookup(uint32_t class_index, uint32_t collective, uint64_t mes
   for (;;) {
     const zt_plan_table *table = &tables[GET(plan_state) & 1u];
     const uint32_t version = GET(table->version);
-    zt_choice choice = zt_plan_words(table, collective, phase_or_region);
+    zt_choice choice = zt_plan_epoch_and_phase(table, collective, phase_or_region);
     zt_plan_look_up(table, class_index, collective, message_bytes, choice.phase, &choice);
     if (version % 2 == 0 && GET(table->version) == version) return choice;
   }
@@ -101,8 +101,7 @@ zt_choice zt_plan_lookup(uint32_t class_index, uint32_t collective, uint64_t mes
 
 /* ---- loading ---- */
 
-/* Cells that NCCL has for a collective, by algorithm * 3 + protocol; which of them this fabric has is
- * for the cost table to say. */
+/* Cells that NCCL has for a collective, by algorithm * 3 + protocol; this fabric's are in the cost table. */
 static uint32_t legal_cells(uint32_t collective) {
 #define CELL(algorithm, protocol) (1u << ((algorithm) * NCCL_N_PROTOCOLS + (protocol)))
 #define EVERY_PROTOCOL(algorithm) (7u << ((algorithm) * NCCL_N_PROTOCOLS))
@@ -122,7 +121,7 @@ static uint32_t legal_cells(uint32_t collective) {
 #undef EVERY_PROTOCOL
 }
 
-/* In-network algorithms keep NCCL's own: their buffers are not those that NCCL caps a tuner's size to. */
+/* In-network algorithms keep NCCL's own size: NCCL caps a tuner's size to other buffers than theirs. */
 static bool is_legal_chunk(const zt_plan_row *row) {
   if (row->chunk_kib == 0) return true;
   const bool takes_it = row->algorithm == ZT_NO_OPINION || zt_takes_chunk_size(row->algorithm);
@@ -176,7 +175,7 @@ static void write_group(zt_plan_table *table, uint32_t group, uint32_t first, ui
     while (first < end && scratch[first].max_bytes < floor) first++;
     uint32_t count = 0;
     while (first + count < end && scratch[first + count].min_bytes <= ceiling) count++;
-    PUT(table->run[group][octave], count == 0 ? 0 : first << 16 | count);
+    PUT(table->slice[group][octave], count == 0 ? 0 : first << 16 | count);
   }
   const uint32_t class_index = zt_class_index(zt_class_of(head->n_ranks, head->n_nodes));
   const uint32_t phase = head->phase == ZT_ANY_PHASE ? ANY_PHASE : head->phase;
@@ -213,27 +212,27 @@ zt_plan_table *zt_plan_table_new(const zt_plan_row *rows, uint32_t n_rows, uint3
   }
   if (table != NULL) {
     atomic_init(&table->version, 0);
-    table->n_owners = 1;
+    table->n_references = 1;
     write_table(table, n_rows, epoch, gathers_after_step);
   }
   pthread_mutex_unlock(&loading);
   return table;
 }
 
-zt_plan_table *zt_plan_table_hold(zt_plan_table *table) {
-  table->n_owners++;
+zt_plan_table *zt_plan_table_retain(zt_plan_table *table) {
+  table->n_references++;
   return table;
 }
 
 void zt_plan_table_release(zt_plan_table *table) {
-  if (--table->n_owners == 0) free(table);
+  if (--table->n_references == 0) free(table);
 }
 
 int zerotune_plan_load(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step) {
   pthread_mutex_lock(&loading);
   const int fault = check_and_sort(rows, n_rows);
   if (fault == 0) {
-    /* From here on no flip can succeed, so that the inactive table is this thread's alone. */
+    /* No flip can succeed until the end: the inactive table belongs to this thread. */
     const uint64_t state = atomic_fetch_and(&plan_state, 1u) & 1u;
     write_table(&tables[1u - state], n_rows, epoch, gathers_after_step);
     atomic_store(&plan_state, (uint64_t)epoch << 32 | STAGED | state);

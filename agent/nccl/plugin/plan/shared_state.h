@@ -1,5 +1,5 @@
-/* What the training process tells the plugin a few times per step: one cache line that the
- * setters write and getCollInfo reads, each field by itself, all relaxed. */
+/* State that the training process sets a few times per step: one cache line that the setters write and getCollInfo
+ * reads. Fields are independent, and all accesses relaxed. */
 #ifndef ZEROTUNE_SHARED_STATE_H
 #define ZEROTUNE_SHARED_STATE_H
 
@@ -28,7 +28,7 @@ static inline uint32_t zt_read(const _Atomic uint32_t *field) {
   return atomic_load_explicit(field, memory_order_relaxed);
 }
 
-/* A call of this step runs under `epoch`; 0 = its communicator was never switched, or is left alone. */
+/* Note that a call of this step runs under `epoch`; 0 = NCCL's own choice. */
 static inline void zt_step_ran_under(uint32_t epoch) {
   const uint64_t before = atomic_load_explicit(&zt_shared.step_epochs, memory_order_relaxed);
   if (__builtin_expect(before == epoch, 1) || before == (ZT_MIXED_EPOCHS | epoch)) return;
@@ -37,8 +37,8 @@ static inline void zt_step_ran_under(uint32_t epoch) {
   atomic_store_explicit(&zt_shared.step_epochs, now, memory_order_relaxed);
 }
 
-/* Phase of a collective (enum Phase of store/records.py) under what was told last: a phase
- * that the runtime said holds for the collectives it names; a region of the step decides by collective. */
+/* Phase of a collective (enum Phase of store/records.py). A phase that the runtime set applies to collectives of its
+ * kind; a region of the step gives a phase for each collective. */
 uint8_t zt_phase(uint32_t phase_or_region, uint32_t collective, bool gathers_after_step);
 
 float zt_memory_pressure(void);

@@ -26,15 +26,15 @@ typedef struct {
 typedef struct {
   _Atomic uint64_t tag; /* generation << 8 | one of the above */
   _Atomic uint64_t start_ns;
-  _Atomic uint64_t stop_ns; /* NO_TIME until told */
+  _Atomic uint64_t stop_ns; /* NO_TIME until it is reported */
 } channel_slot;
 
-/* Of those members of a run that are over; an event alone is a run of one */
+/* Sums over the members of a run that are over; a single event is a run of one */
 typedef struct {
   _Atomic uint64_t bytes;
   _Atomic uint64_t first_start_ns, last_stop_ns;
   _Atomic uint64_t channels[N_CHANNELS / 64]; /* a bit each */
-  _Atomic uint32_t sources; /* a bit for each TimingSource; TIMING_NONE: times were not all told, or impossible */
+  _Atomic uint32_t sources; /* a bit for each TimingSource; TIMING_NONE: some times are missing or impossible */
 } fused_run;
 
 typedef struct {
@@ -42,13 +42,13 @@ typedef struct {
   _Alignas(64) _Atomic uint64_t pending;
   _Atomic uint64_t host_part; /* generation << 8 | 1 when over */
   _Atomic uint64_t kernel_part;
-  _Atomic uint64_t n_started, n_stopped; /* generation << 32 | channels; started: where it is not certain how many */
+  _Atomic uint64_t n_started, n_stopped; /* generation << 32 | channels; n_started: only if not `is_certain` */
   _Atomic uint64_t group;
   _Atomic uint32_t n_expected; /* channels */
-  _Atomic bool is_certain;     /* of that */
-  _Atomic bool is_mixed, is_told, is_late, is_followed; /* by a kernel of another group */
-  _Atomic uint64_t earlier;                    /* the event before it on the communicator */
-  _Atomic(const void *) judged;                /* as in `start`, for NCCL's thread: it may read while the event is taken anew */
+  _Atomic bool is_certain;     /* `n_expected` is exact */
+  _Atomic bool is_mixed, is_reported, is_late, is_followed; /* followed by a kernel of another group */
+  _Atomic uint64_t earlier;     /* the previous event of the communicator */
+  _Atomic(const void *) checked; /* as in `start`; atomic, since NCCL's thread may read it while the event is reused */
   _Atomic uint64_t number;
   fused_run run;
   _Atomic uint32_t next_free; /* 1 + index */
@@ -60,7 +60,7 @@ typedef struct {
 
 static event pool[N_EVENTS];
 static _Atomic uint64_t free_list;   /* uses << 32 | 1 + index of the first free event that was used before */
-static _Atomic uint32_t n_ever_used; /* events beyond were never used */
+static _Atomic uint32_t n_ever_used; /* later events were never used */
 static _Atomic uint64_t n_timed, n_lost, n_abandoned, n_impossible, n_inseparable;
 
 #define READ(word) atomic_load_explicit(&(word), memory_order_acquire)
@@ -82,7 +82,7 @@ static uint32_t generation_of(zt_handle handle) { return (uint32_t)(handle >> 32
 
 static uint32_t parts(uint64_t pending) { return (uint32_t)pending; }
 
-/* The event while it is in use and the handle is of this use; else NULL. */
+/* The event, if it is in use and the handle is of this use; else NULL. */
 static event *event_of(zt_handle handle) {
   const uint64_t index = handle & 0xFFFFu;
   if (index == 0 || index > N_EVENTS) return NULL;
@@ -95,7 +95,7 @@ static channel_slot *channel_of(event *its, zt_handle handle) {
   return &its->channels[((handle >> 16 & 0xFFu) - 1) % N_CHANNELS];
 }
 
-/* Count one more channel of this generation; returns how many now, 0 when the event is another's. */
+/* Count one more channel of this generation; returns their number, 0 if the event has another generation. */
 static uint32_t count_up(_Atomic uint64_t *count, uint32_t generation) {
   uint64_t now = READ(*count);
   do {
@@ -106,7 +106,7 @@ static uint32_t count_up(_Atomic uint64_t *count, uint32_t generation) {
 
 /* ---- the pool ---- */
 
-static event *take(void) {
+static event *take_free(void) {
   uint64_t head = READ(free_list);
   while ((uint32_t)head != 0) {
     event *first = &pool[(uint32_t)head - 1];
@@ -117,7 +117,7 @@ static event *take(void) {
   return index < N_EVENTS ? &pool[index] : NULL;
 }
 
-static void give_back(event *its) {
+static void return_free(event *its) {
   uint64_t head = READ(free_list), mine;
   do {
     WRITE(its->next_free, (uint32_t)head);
@@ -127,7 +127,7 @@ static void give_back(event *its) {
 
 /* ---- the end of an event ---- */
 
-/* True where all channels are timed, and by one clock. */
+/* Whether all channels are timed, and by one clock. */
 static bool kernel_times(event *its, uint32_t generation, zt_channel_times *times, uint64_t *channels, uint8_t *source) {
   *times = (zt_channel_times){.first_start_ns = UINT64_MAX, .first_stop_ns = UINT64_MAX};
   const bool is_certain = its->start.channels_are_certain;
@@ -155,29 +155,29 @@ static bool kernel_times(event *its, uint32_t generation, zt_channel_times *time
   return n_untimed == 0 && (n_gpu == 0) != (n_cpu == 0) && times->last_stop_ns >= times->first_start_ns;
 }
 
-/* Works of a fused run may follow each other on one channel while others are done. */
+/* Channels of one work run at the same time, except in a fused run, whose works may follow each other on a channel. */
 static bool is_impossible(const event *its, const zt_channel_times *times, uint8_t source) {
   if (source != TIMING_GPU_KERNEL) return false;
   const bool never_ran_together =
       !(its->start.record.flags & ZT_FLAG_FUSED) && times->last_start_ns > times->first_stop_ns;
-  const void *judged = READ(its->judged);
-  const bool is_anothers = judged != NULL && zt_shifts_is_anothers(judged, times->first_start_ns, its->start.called_us);
+  const void *checked = READ(its->checked);
+  const bool is_foreign = checked != NULL && zt_shifts_is_foreign(checked, times->first_start_ns, its->start.called_us);
   const uint64_t number = READ(its->number);
-  const bool is_late = READ(its->is_late) || (number != 0 && zt_shifts_are_late(judged, number));
-  if (!never_ran_together && !is_anothers && !is_late) {
-    if (number != 0) zt_shifts_took(judged, times->last_stop_ns - times->first_start_ns);
+  const bool is_late = READ(its->is_late) || (number != 0 && zt_shifts_are_late(checked, number));
+  if (!never_ran_together && !is_foreign && !is_late) {
+    if (number != 0) zt_shifts_add_duration(checked, times->last_stop_ns - times->first_start_ns);
     return false;
   }
   atomic_fetch_add_explicit(&n_impossible, 1, memory_order_relaxed);
   return true;
 }
 
-static void at_most(_Atomic uint64_t *least, uint64_t value) {
+static void store_min(_Atomic uint64_t *least, uint64_t value) {
   uint64_t now = READ(*least);
   while (value < now && !atomic_compare_exchange_weak(least, &now, value)) continue;
 }
 
-static void at_least(_Atomic uint64_t *most, uint64_t value) {
+static void store_max(_Atomic uint64_t *most, uint64_t value) {
   uint64_t now = READ(*most);
   while (value > now && !atomic_compare_exchange_weak(most, &now, value)) continue;
 }
@@ -191,8 +191,8 @@ static void add_times(event *its, uint32_t generation, event *whole) {
   atomic_fetch_or(&whole->run.sources, 1u << (is_timed ? *source : TIMING_NONE));
   atomic_fetch_add(&whole->run.bytes, its->start.member_bytes);
   if (!is_timed) return;
-  at_most(&whole->run.first_start_ns, times.first_start_ns);
-  at_least(&whole->run.last_stop_ns, times.last_stop_ns);
+  store_min(&whole->run.first_start_ns, times.first_start_ns);
+  store_max(&whole->run.last_stop_ns, times.last_stop_ns);
   for (uint32_t i = 0; i < N_CHANNELS / 64; i++) atomic_fetch_or(&whole->run.channels[i], channels[i]);
 }
 
@@ -232,20 +232,20 @@ static void report(event *its, bool host_is_over) {
   }
 }
 
-static void part_is_gone(event *its, uint32_t generation);
+static void release_part(event *its, uint32_t generation);
 
-/* All parts are over, or the communicator is gone: the caller alone owns the event. */
+/* All parts are over, or the communicator is being destroyed: the caller owns the event. */
 static void finish(event *its, uint32_t generation) {
   const zt_handle run = its->start.run;
   event *whole = run != 0 ? event_of(run) : its; /* NULL: abandoned */
   if (whole != NULL) add_times(its, generation, whole);
   if (whole == its) report(its, READ(its->host_part) == ((uint64_t)generation << 8 | 1));
   WRITE(its->owner, 0);
-  give_back(its);
-  if (whole != NULL && whole != its) part_is_gone(whole, generation_of(run));
+  return_free(its);
+  if (whole != NULL && whole != its) release_part(whole, generation_of(run));
 }
 
-static void part_is_gone(event *its, uint32_t generation) {
+static void release_part(event *its, uint32_t generation) {
   uint64_t pending = READ(its->pending);
   do {
     if (pending >> 32 != generation || parts(pending) == 0) return;
@@ -253,15 +253,15 @@ static void part_is_gone(event *its, uint32_t generation) {
   if (parts(pending) == 1) finish(its, generation);
 }
 
-/* One part is over: by the first caller that says so for this generation. */
-static void part_is_over(event *its, _Atomic uint64_t *part, uint32_t generation) {
+/* One part is over; only the first call for this generation counts. */
+static void end_part(event *its, _Atomic uint64_t *part, uint32_t generation) {
   uint64_t open = (uint64_t)generation << 8;
-  if (atomic_compare_exchange_strong(part, &open, open | 1)) part_is_gone(its, generation);
+  if (atomic_compare_exchange_strong(part, &open, open | 1)) release_part(its, generation);
 }
 
 /* ---- events ---- */
 
-/* One more member, as long as the run's first one is still there. */
+/* Add a member, if the run's first member is still in use. */
 static bool join(zt_handle run) {
   event *whole = event_of(run);
   if (whole == NULL) return false;
@@ -273,9 +273,9 @@ static bool join(zt_handle run) {
 }
 
 zt_handle zt_event_begin(const zt_event_start *start, _Atomic uint64_t *latest) {
-  event *its = take();
+  event *its = take_free();
   if (its != NULL && start->run != 0 && !join(start->run)) {
-    give_back(its);
+    return_free(its);
     its = NULL;
   }
   if (its == NULL) {
@@ -291,11 +291,11 @@ zt_handle zt_event_begin(const zt_event_start *start, _Atomic uint64_t *latest) 
   WRITE(its->n_expected, start->n_channels);
   WRITE(its->is_certain, start->channels_are_certain);
   WRITE(its->is_mixed, start->is_mixed);
-  WRITE(its->is_told, false);
+  WRITE(its->is_reported, false);
   WRITE(its->is_late, false);
   WRITE(its->is_followed, false);
   WRITE(its->earlier, 0);
-  WRITE(its->judged, start->judged);
+  WRITE(its->checked, start->checked);
   WRITE(its->number, start->number);
   WRITE(its->run.bytes, 0);
   WRITE(its->run.first_start_ns, NO_TIME);
@@ -315,36 +315,37 @@ static void host_stop(zt_handle handle) {
   event *its = event_of(handle);
   if (its == NULL || READ(its->host_part) != (uint64_t)generation_of(handle) << 8) return;
   its->host_stop_ns = zt_cpu_ns();
-  part_is_over(its, &its->host_part, generation_of(handle));
+  end_part(its, &its->host_part, generation_of(handle));
 }
 
-/* NCCL launches a communicator's kernels one after the other, and looks at all that it has launched in turns. What it has
- * not told of an earlier one by now it never will: it drops a channel whose start and end both came between two of its
- * looks (2.27 to 2.30: src/transport/profiler.cc). Without its time that one is over; else it would hold its event for good. */
+/* NCCL launches a communicator's kernels one after another, and polls all of them in turn. It drops a channel whose
+ * start and end both fall between two polls (2.27 to 2.30: src/transport/profiler.cc). So once a later kernel has
+ * ended, it reports nothing more of earlier ones: they are over without times, so that their events can be reused. */
 static void kernel_is_over(event *its, uint32_t generation) {
   for (zt_handle handle = READ(its->earlier); event_of(handle) != NULL;) {
     event *earlier = event_of(handle);
     const zt_handle next = READ(earlier->earlier);
-    if (READ(earlier->group) != READ(its->group)) part_is_over(earlier, &earlier->kernel_part, generation_of(handle));
+    if (READ(earlier->group) != READ(its->group)) end_part(earlier, &earlier->kernel_part, generation_of(handle));
     handle = next;
   }
-  part_is_over(its, &its->kernel_part, generation);
+  end_part(its, &its->kernel_part, generation);
 }
 
-/* Where the number of its channels is not known. */
-static void settle(event *its, uint32_t generation) {
+/* Ends a kernel whose number of channels is unknown, if another group's kernel has started and all its channels that
+ * have started are over. */
+static void end_if_stopped(event *its, uint32_t generation) {
   const uint64_t stopped = READ(its->n_stopped);
   const bool may_be_over = READ(its->is_followed) && !READ(its->is_certain);
   if (may_be_over && (uint32_t)stopped > 0 && stopped == READ(its->n_started)) kernel_is_over(its, generation);
 }
 
-static void settle_earlier(event *running) {
+static void end_earlier(event *running) {
   for (zt_handle handle = READ(running->earlier); event_of(handle) != NULL;) {
     event *its = event_of(handle);
     const zt_handle next = READ(its->earlier);
     if (READ(its->group) != READ(running->group)) {
       WRITE(its->is_followed, true);
-      settle(its, generation_of(handle));
+      end_if_stopped(its, generation_of(handle));
     }
     handle = next;
   }
@@ -361,13 +362,13 @@ zt_handle zt_channel_begin(zt_handle handle, uint32_t channel, bool has_gpu_time
   WRITE(slot->start_ns, has_gpu_time ? gpu_ns : zt_cpu_ns());
   WRITE(slot->stop_ns, NO_TIME);
   if (!READ(its->is_certain)) count_up(&its->n_started, generation);
-  if (!atomic_exchange(&its->is_told, true)) {
-    const void *judged = READ(its->judged);
-    const uint64_t number = READ(its->number); /* set where `judged` is */
-    if (event_of(handle) == NULL) return 0;    /* those may be of the event's next use */
-    if (number != 0 && has_gpu_time) zt_shifts_started(judged, number, gpu_ns);
-    if (number != 0 && zt_shifts_are_late(judged, number)) WRITE(its->is_late, true);
-    settle_earlier(its);
+  if (!atomic_exchange(&its->is_reported, true)) {
+    const void *checked = READ(its->checked);
+    const uint64_t number = READ(its->number); /* 0 without `checked` */
+    if (event_of(handle) == NULL) return 0;    /* the event is reused: both may be of its next use */
+    if (number != 0 && has_gpu_time) zt_shifts_started(checked, number, gpu_ns);
+    if (number != 0 && zt_shifts_are_late(checked, number)) WRITE(its->is_late, true);
+    end_earlier(its);
   }
   return handle_of(its, generation, channel + 1);
 }
@@ -393,7 +394,7 @@ static void channel_stop(zt_handle handle) {
                                                              : NOT_TIMED;
   if (!atomic_compare_exchange_strong(&slot->tag, &tag, (uint64_t)generation << 8 | stopped)) return;
   if (count_up(&its->n_stopped, generation) == READ(its->n_expected)) kernel_is_over(its, generation);
-  settle(its, generation);
+  end_if_stopped(its, generation);
 }
 
 void zt_event_stop(zt_handle handle) {

@@ -6,7 +6,7 @@
 
 #define ZT_UNKNOWN_NAME 255u
 
-/* All return ZT_UNKNOWN_NAME for NULL and for names they do not know; case does not matter. */
+/* All return ZT_UNKNOWN_NAME for NULL and for unknown names; case does not matter. */
 uint8_t zt_collective_named(const char *name);
 uint8_t zt_algorithm_named(const char *name);
 uint8_t zt_protocol_named(const char *name);

@@ -7,29 +7,30 @@
 #include "../plan/shared_state.h"
 #include "../zerotune_plugin.h"
 
-#define N_MASKS 64 /* one in practice: NCCL has a single mask, a stand-in may have one per communicator */
+#define N_MASKS 64 /* NCCL has a single mask; the emulated NCCL may have one per communicator */
 
 static struct {
   int *mask;
   const int *last_mask;
   int events;
-  int always; /* of those, what stays on while not observing */
-  int theirs; /* another profiler's, which may write it at any time */
+  int always; /* events of these that stay on while not observing */
+  int next_events; /* the next profiler's, which may write it at any time */
   int n_users;
 } masks[N_MASKS];
 
-/* Init, finalize and the switch only. A mask may be freed after finalize: the switch writes none that is going. */
+/* Taken by init, finalize and the setters. A mask may be freed after finalize, so the setters must not write it then.
+ * */
 static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 
 static void write_mask(int *mask, int events) { __atomic_store_n(mask, events, __ATOMIC_RELAXED); }
 
 static void write_joined(int i) {
   const int asked = zt_read(&zt_shared.observing) ? masks[i].events : masks[i].always;
-  const int ours = zt_read(&zt_shared.capturing) ? 0 : asked;
-  write_mask(masks[i].mask, ours | __atomic_load_n(&masks[i].theirs, __ATOMIC_RELAXED));
+  const int own_events = zt_read(&zt_shared.capturing) ? 0 : asked;
+  write_mask(masks[i].mask, own_events | __atomic_load_n(&masks[i].next_events, __ATOMIC_RELAXED));
 }
 
-/* Its own of before, so that the other's int stays the same; else one that nobody uses; -1 = none. */
+/* The mask's earlier entry, so that the next profiler's int stays the same; else an unused entry; -1 = none. */
 static int entry_for(const int *mask) {
   int chosen = -1;
   for (int i = N_MASKS - 1; i >= 0; i--) {
@@ -43,7 +44,7 @@ void zt_mask_add(int *mask, int events, int always) {
   pthread_mutex_lock(&changing);
   const int chosen = entry_for(mask);
   if (chosen >= 0) {
-    if (masks[chosen].n_users == 0) __atomic_store_n(&masks[chosen].theirs, 0, __ATOMIC_RELAXED);
+    if (masks[chosen].n_users == 0) __atomic_store_n(&masks[chosen].next_events, 0, __ATOMIC_RELAXED);
     masks[chosen].last_mask = mask;
     masks[chosen].n_users++;
     masks[chosen].events = events;
@@ -83,12 +84,12 @@ void zerotune_set_observing(uint32_t on) { change(&zt_shared.observing, on); }
 void zerotune_set_capturing(uint32_t on) { change(&zt_shared.capturing, on); }
 
 int *zt_mask_of_next(const int *mask) {
-  int *theirs = NULL;
+  int *next_events = NULL;
   pthread_mutex_lock(&changing);
-  for (int i = 0; i < N_MASKS && theirs == NULL; i++)
-    if (masks[i].mask == mask) theirs = &masks[i].theirs;
+  for (int i = 0; i < N_MASKS && next_events == NULL; i++)
+    if (masks[i].mask == mask) next_events = &masks[i].next_events;
   pthread_mutex_unlock(&changing);
-  return theirs;
+  return next_events;
 }
 
 void zt_masks_follow(void) {

@@ -2,7 +2,7 @@
 
 #include <stdatomic.h>
 
-/* A line each: sums of calls are of the training thread, sums of times of NCCL's. */
+/* One cache line for sums of calls, which the training thread writes, one for sums of times, which NCCL's does. */
 static struct {
   _Alignas(64) _Atomic uint64_t n_calls;
   _Atomic uint64_t message_bytes;

@@ -1,4 +1,4 @@
-/* How much ran by the tuner's decision, and how much passed it by. */
+/* Statistics of calls that the tuner decided, and of calls that bypassed it. */
 #ifndef ZEROTUNE_PASSAGES_H
 #define ZEROTUNE_PASSAGES_H
 

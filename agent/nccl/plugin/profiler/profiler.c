@@ -1,9 +1,8 @@
-/* The profiler plugin: ABI versions 3 to 7 over one body; older ones tell no times of kernels.
+/* The profiler plugin: ABI versions 3 to 7 over one body; older versions report no times of kernels.
  *
- * Only collectives, their kernel channels and (v6 and newer) those of copy engines are asked for. NCCL
- * tells of sends, too, where it tells of kernel channels. NCCL 2.27 and older start a
- * collective's event only under a group event whose handle is not NULL, so every event that is not
- * followed still gets a handle, one that leads nowhere.
+ * It asks for collectives, their kernel channels and (v6 and newer) collectives of copy engines only. With kernel
+ * channels NCCL also reports sends. NCCL 2.27 and older start a collective's event only under a group event whose
+ * handle is not NULL. So an event that is not followed gets a handle, too, which is not of the pool.
  */
 #include "../nccl_abi.h"
 #include "../next/handles.h"
@@ -19,32 +18,32 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* handles of what is not followed */
+/* handles of events that are not followed */
 #define UNTRACKED ((zt_handle)0xFFFF)
-#define CAPTURED ((zt_handle)0xFFFE) /* an API call under CUDA-graph capture: v5 and newer tell */
-#define GROUP_MARK 0xFFFDu           /* below a running number: groups are told apart by it */
-#define CALL_MARK 0xFFFCu            /* below the microsecond of an API call: v7 */
+#define CAPTURED ((zt_handle)0xFFFE) /* an API call under CUDA-graph capture, from v5 on */
+#define GROUP_MARK 0xFFFDu           /* in the low bits, below the group's number */
+#define CALL_MARK 0xFFFCu            /* in the low bits, below the microsecond of an API call: v7 */
 
 /* ---- one collective, whatever the version ---- */
 
 typedef struct {
   uint64_t sequence;
-  uint64_t count; /* all_gather, broadcast: bytes per rank; the others: elements */
+  uint64_t count; /* all_gather, broadcast: bytes per rank; other collectives: elements */
   uint8_t collective, datatype, algorithm, protocol;
   uint32_t n_channels;
   uint32_t rank;
   bool channels_are_certain;
   uint64_t group;
-  bool tells_capture; /* v5 and newer: then `flags` has ZT_FLAG_CAPTURED where it is one */
+  bool reports_capture; /* v5 and newer: `flags` has ZT_FLAG_CAPTURED for a capture */
   bool is_symmetric;
   int abi;
-  uint64_t called_us; /* 0 = not known */
+  uint64_t called_us; /* 0 = unknown */
   uint8_t flags;
-} seen;
+} collective_event;
 
-/* NCCL's nBytes: total over ranks for all_gather and reduce_scatter. NCCL hands all_gather and
- * broadcast to its kernels as bytes, so that their count is in bytes whatever the datatype. */
-static uint64_t total_bytes(const seen *coll, uint32_t n_ranks) {
+/* NCCL's nBytes: total over ranks for all_gather and reduce_scatter. NCCL passes all_gather and broadcast to its
+ * kernels as bytes, so their count is in bytes. */
+static uint64_t total_bytes(const collective_event *coll, uint32_t n_ranks) {
   switch (coll->collective) {
   case NCCL_ALL_GATHER:
     return coll->count * n_ranks;
@@ -57,36 +56,35 @@ static uint64_t total_bytes(const seen *coll, uint32_t n_ranks) {
   }
 }
 
-/* A window that closes between decision and launch leaves no decision behind, which tells nothing. */
-static enum zt_passage passage_of(const seen *coll, bool has_decision) {
+/* No decision does not mean a bypass if observation was turned on or off between decision and launch. */
+static enum zt_passage passage_of(const collective_event *coll, bool has_decision) {
   if (coll->is_symmetric) return ZT_SYMMETRIC;
   if (has_decision || coll->flags & ZT_FLAG_CAPTURED) return ZT_DECIDED;
   if (coll->algorithm >= NCCL_MAX_ALGORITHMS) return ZT_UNKNOWN_PASSAGE;
-  return coll->tells_capture && zt_read(&zt_shared.observing) ? ZT_UNKNOWN_PASSAGE : ZT_DECIDED;
+  return coll->reports_capture && zt_read(&zt_shared.observing) ? ZT_UNKNOWN_PASSAGE : ZT_DECIDED;
 }
 
-/* NCCL does not say how many CollNet uses, nor multi-node NVLS, which runs as it: it says 0. Symmetric kernels have none. */
-static uint32_t channels_to_expect(const seen *coll) {
-  const bool is_untold = coll->n_channels == 0 && coll->algorithm < NCCL_MAX_ALGORITHMS && !coll->is_symmetric;
-  return is_untold ? NCCL_MAX_CHANNELS : coll->n_channels;
+/* NCCL reports 0 channels for CollNet and multi-node NVLS, which runs as CollNet. Symmetric kernels have none. */
+static uint32_t channels_to_expect(const collective_event *coll) {
+  const bool is_unknown = coll->n_channels == 0 && coll->algorithm < NCCL_MAX_ALGORITHMS && !coll->is_symmetric;
+  return is_unknown ? NCCL_MAX_CHANNELS : coll->n_channels;
 }
 
-/* What NCCL was told for a call. A graph's replay keeps the chunk size of its capture, which is unknown here. */
-static uint32_t chunk_bytes_of(const zt_communicator *communicator, const seen *coll) {
-  if (!communicator->chunks.is_asked) return 0;
+/* The chunk size given to NCCL. A graph's replay keeps that of its capture, which is unknown here. */
+static uint32_t chunk_bytes_of(const zt_communicator *communicator, const collective_event *coll) {
+  if (!communicator->chunks.is_enabled) return 0;
   if (coll->flags & ZT_FLAG_CAPTURED) return ZT_UNKNOWN_CHUNK;
-  return zt_chunk_said(&communicator->chunks, coll->collective, coll->algorithm, coll->protocol);
+  return zt_chunk_decided(&communicator->chunks, coll->collective, coll->algorithm, coll->protocol);
 }
 
-static zt_handle begin(zt_communicator *communicator, const seen *coll) {
+static zt_handle begin(zt_communicator *communicator, const collective_event *coll) {
   zt_class *its_class = atomic_load_explicit(&communicator->its_class, memory_order_relaxed);
   if (its_class == NULL || coll->collective >= NCCL_N_COLLECTIVES) return UNTRACKED;
   const uint64_t bytes = total_bytes(coll, zt_class_n_ranks(its_class));
   if (bytes == 0) return UNTRACKED;
 
-  /* The tuner was not asked where no algorithm of its table runs (symmetric kernels), nor for a graph's
-   * replay. That must not use a decision up either: a callback thread tells of it while the training thread
-   * may be deciding. */
+  /* The tuner was not asked for kernels outside its table (symmetric kernels), nor for a graph's replay. A replay must
+   * not consume a decision: a callback thread reports it while the training thread may be deciding. */
   const bool was_asked =
       coll->algorithm < NCCL_MAX_ALGORITHMS && !coll->is_symmetric && !(coll->flags & ZT_FLAG_CAPTURED);
   zt_decided decided = {0};
@@ -96,12 +94,12 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
     const uint32_t agreed = atomic_load_explicit(&communicator->agreed.epoch, memory_order_relaxed);
     decided.epoch = agreed > here.epoch ? agreed : here.epoch;
     decided.phase = here.phase;
-    decided.message_bytes = bytes; /* flags stay 0: a capture's or NCCL's own choice */
+    decided.message_bytes = bytes; /* flags are 0: a capture's or NCCL's own choice */
   }
   const enum zt_passage passage = passage_of(coll, decided.number != 0);
   if (passage != ZT_DECIDED) decided.flags |= ZT_FLAG_PASSED_BY;
   zt_passage_add(passage, bytes);
-  zt_told_kernel *kernel = coll->flags & ZT_FLAG_CAPTURED ? &communicator->replayed : &communicator->enqueued;
+  zt_reported_kernel *kernel = coll->flags & ZT_FLAG_CAPTURED ? &communicator->replayed : &communicator->enqueued;
   const bool is_of_kernel = coll->group != 0 && coll->group == kernel->group;
   const bool is_of_run = is_of_kernel && decided.number != 0 && decided.number == kernel->decision;
   if (is_of_kernel && !is_of_run) zt_event_mix(kernel->event);
@@ -123,7 +121,7 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
                  .memory_pressure = zt_memory_pressure(),
                  .step = zt_read(&zt_shared.step),
                  .chunk_bytes = chunk_bytes_of(communicator, coll)},
-      .its_class = coll->is_symmetric ? NULL : its_class, /* their channels are no measure of the others' */
+      .its_class = coll->is_symmetric ? NULL : its_class, /* their channels say nothing about the class */
       .owner = communicator->owner,
       .group = coll->group,
       .run = is_of_run ? kernel->event : 0,
@@ -132,12 +130,12 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
       .n_channels = channels_to_expect(coll),
       .channels_are_certain = coll->channels_are_certain && coll->n_channels != 0,
       .passage = passage,
-      .judged = coll->abi >= 4 ? communicator : NULL,
+      .checked = coll->abi >= 4 ? communicator : NULL,
       .number = coll->abi >= 4 && !(coll->flags & ZT_FLAG_CAPTURED) ? zt_shifts_enqueued(communicator) : 0,
       .called_us = coll->called_us,
   };
   const zt_handle handle = zt_event_begin(&start, &communicator->latest_event);
-  if (!is_of_run) *kernel = (zt_told_kernel){coll->group, handle, decided.number};
+  if (!is_of_run) *kernel = (zt_reported_kernel){coll->group, handle, decided.number};
   return handle != 0 ? handle : UNTRACKED;
 }
 
@@ -168,7 +166,7 @@ static nccl_result start_v3(void *context, void **handle, nccl_event_v3 *event) 
   if (context != NULL && event->type == NCCL_PROFILE_COLL) {
     const nccl_coll_v3 *coll = &event->coll;
     learn_id(context, coll->comm_hash);
-    made = begin(context, &(seen){.sequence = coll->sequence,
+    made = begin(context, &(collective_event){.sequence = coll->sequence,
                                   .count = coll->count,
                                   .collective = zt_collective_named(coll->collective),
                                   .datatype = zt_datatype_named(coll->datatype),
@@ -192,7 +190,7 @@ static bool is_call(zt_handle handle) { return (handle & 0xFFFFu) == CALL_MARK; 
 static zt_handle begin_v4(zt_communicator *communicator, const nccl_coll_v4 *coll, int rank, const void *parent,
                           zt_handle group, int abi, bool is_symmetric) {
   const zt_handle call = handle_in(parent);
-  return begin(communicator, &(seen){.sequence = coll->sequence,
+  return begin(communicator, &(collective_event){.sequence = coll->sequence,
                                      .count = coll->count,
                                      .collective = zt_collective_named(coll->collective),
                                      .datatype = zt_datatype_named(coll->datatype),
@@ -202,21 +200,21 @@ static zt_handle begin_v4(zt_communicator *communicator, const nccl_coll_v4 *col
                                      .rank = (uint32_t)rank,
                                      .channels_are_certain = true,
                                      .group = group,
-                                     .tells_capture = abi >= 5,
+                                     .reports_capture = abi >= 5,
                                      .is_symmetric = is_symmetric,
                                      .abi = abi,
                                      .called_us = is_call(call) ? call >> 16 : 0,
                                      .flags = call == CAPTURED ? ZT_FLAG_CAPTURED : 0});
 }
 
-/* What a rank sends is counted: what it receives another has sent. */
+/* Counts sends only: each receive is another rank's send. */
 static void count_message(const zt_communicator *communicator, const nccl_p2p_v4 *p2p) {
   (void)zt_shifts_enqueued(communicator);
   if (p2p->function != NULL && p2p->function[0] == 'S')
     zt_passage_add(ZT_POINT_TO_POINT, p2p->count * zt_datatype_bytes(zt_datatype_named(p2p->datatype)));
 }
 
-/* Copies have no kernel that could be timed. */
+/* Copies have no kernel to time. */
 static void count_copy(const zt_communicator *communicator, const nccl_ce_coll_v6 *copy) {
   const zt_class *its_class = atomic_load_explicit(&communicator->its_class, memory_order_relaxed);
   if (its_class == NULL) return;
@@ -224,7 +222,7 @@ static void count_copy(const zt_communicator *communicator, const nccl_ce_coll_v
   zt_passage_add(ZT_COPY_ENGINE, rank_bytes * zt_class_n_ranks(its_class));
 }
 
-/* A GPU that does not write the globaltimer leaves 0; a stand-in's clock may start there. */
+/* 0 = the GPU does not write the globaltimer, but a valid time of the emulated NCCL's clock. */
 static zt_handle begin_channel_v4(const void *parent, const nccl_kernel_channel_v4 *channel) {
   const bool has_gpu_time = channel->start_ns != 0 || zt_read(&zt_shared.timing_source_override) != 0;
   return begin_channel(parent, channel->channel, has_gpu_time, channel->start_ns);
@@ -243,7 +241,7 @@ static nccl_result start_v4(void *context, void **handle, nccl_event_v4 *event) 
 }
 
 static zt_handle group_of(const nccl_coll_v5 *coll) {
-  return zt_has_next_profiler() ? zt_pair_of_handle(coll->parent_group).ours : handle_in(coll->parent_group);
+  return zt_has_next_profiler() ? zt_pair_of_handle(coll->parent_group).own_handle : handle_in(coll->parent_group);
 }
 
 static nccl_result start_v5(void *context, void **handle, nccl_event_v5 *event) {
@@ -262,9 +260,9 @@ static nccl_result start_v5(void *context, void **handle, nccl_event_v5 *event) 
   return NCCL_SUCCESS;
 }
 
-/* What another profiler asks for, or NCCL must count, comes when ours is not observing, too. Channels follow their
- * collective to its end. */
-static bool is_ours_to_follow(uint64_t type, const void *parent) {
+/* Events that the next profiler asks for, or that NCCL must count, also come while zerotune's is not observing.
+ * Channels are followed to the end of their collective. */
+static bool is_followed_type(uint64_t type, const void *parent) {
   if (type == NCCL_PROFILE_KERNEL_CHANNEL) return parent != NULL;
   if (!zt_read(&zt_shared.observing)) return false;
   return type == NCCL_PROFILE_COLL || type == NCCL_PROFILE_COLL_API || type == NCCL_PROFILE_P2P ||
@@ -276,10 +274,10 @@ static nccl_result start_v7(void *context, void **handle, nccl_event_v7 *event) 
   const zt_communicator *const its = context;
   if (its != NULL && atomic_load_explicit(&its->is_uncounted, memory_order_relaxed)) return NCCL_SUCCESS;
   if (event->type == NCCL_PROFILE_KERNEL_CHANNEL)
-    zt_shifts_heard(context, event->kernel_channel.start_ns);
+    zt_shifts_reported(context, event->kernel_channel.start_ns);
   else if (event->type == NCCL_PROFILE_COLL && !event->coll_v7.is_symmetric)
     zt_shifts_launched(context, event->coll_v7.coll.coll.n_channels);
-  if (!is_ours_to_follow(event->type, event->parent)) return NCCL_SUCCESS;
+  if (!is_followed_type(event->type, event->parent)) return NCCL_SUCCESS;
   if (event->type == NCCL_PROFILE_COLL_API && !event->coll_api.graph_captured) {
     *handle = pointer(call_now());
     return NCCL_SUCCESS;
@@ -292,37 +290,39 @@ static nccl_result start_v7(void *context, void **handle, nccl_event_v7 *event) 
   return NCCL_SUCCESS;
 }
 
-/* ---- beside another profiler ---- */
+/* ---- with a next profiler ---- */
 
 typedef nccl_result (*start_function)(void *context, void **handle, void *event);
 
-/* An API call of which ours knows nothing was long ago: a graph's capture. */
-static void *parent_for_ours(int abi, uint64_t type, void *given) {
-  const zt_handle ours = zt_pair_of_handle(given).ours;
-  return pointer(ours == 0 && given != NULL && abi >= 5 && type == NCCL_PROFILE_COLL ? CAPTURED : ours);
+/* An API call whose handle is invalid by now was long ago: a graph's capture. */
+static void *own_parent(int abi, uint64_t type, void *given) {
+  const zt_handle own_handle = zt_pair_of_handle(given).own_handle;
+  return pointer(own_handle == 0 && given != NULL && abi >= 5 && type == NCCL_PROFILE_COLL ? CAPTURED : own_handle);
 }
 
-static zt_handle start_ours(int abi, zt_both *both, void *event, uint64_t type, start_function start) {
+static zt_handle start_own(int abi, zt_both_contexts *both, void *event, uint64_t type, start_function start) {
   void **parent = (void **)((char *)event + offsetof(nccl_event_v3, parent));
   void *const given = *parent;
   void *made = NULL;
-  *parent = parent_for_ours(abi, type, given);
-  if (abi >= 7 || is_ours_to_follow(type, *parent)) (void)start(both->communicator, &made, event);
+  *parent = own_parent(abi, type, given);
+  if (abi >= 7 || is_followed_type(type, *parent)) (void)start(both->communicator, &made, event);
   *parent = given;
   return handle_in(made);
 }
 
-/* A group needs some handle. That an API call has one of ours tells that it is no capture, which may be of long ago. */
-static bool is_worth_a_handle(zt_handle ours, uint64_t type, const void *theirs) {
-  if (type == NCCL_PROFILE_COLL_API) return ours == UNTRACKED || is_call(ours) || theirs == NULL;
-  return ours != UNTRACKED || (type == NCCL_PROFILE_GROUP && theirs == NULL);
+/* A group needs a handle. An API call that is no capture gets one, too: without a handle it would count as a capture.
+ * */
+static bool is_worth_a_handle(zt_handle own_handle, uint64_t type, const void *next_handle) {
+  if (type == NCCL_PROFILE_COLL_API) return own_handle == UNTRACKED || is_call(own_handle) || next_handle == NULL;
+  return own_handle != UNTRACKED || (type == NCCL_PROFILE_GROUP && next_handle == NULL);
 }
 
-static nccl_result start_both(int abi, void *handed, void **handle, void *event, uint64_t type, start_function start) {
-  zt_both *both = zt_both_of(handed);
-  void *theirs = handed == NULL ? NULL : zt_next_profiler_begin(abi, both, handed, event, type);
-  const zt_handle ours = both == NULL ? 0 : start_ours(abi, both, event, type, start);
-  *handle = zt_handle_of_pair((zt_pair){theirs, is_worth_a_handle(ours, type, theirs) ? ours : 0});
+static nccl_result start_both(int abi, void *given, void **handle, void *event, uint64_t type, start_function start) {
+  zt_both_contexts *both = zt_both_contexts_of(given);
+  void *next_handle = given == NULL ? NULL : zt_next_profiler_begin(abi, both, given, event, type);
+  const zt_handle own_handle = both == NULL ? 0 : start_own(abi, both, event, type, start);
+  const bool is_kept = is_worth_a_handle(own_handle, type, next_handle);
+  *handle = zt_handle_of_pair((zt_pair){next_handle, is_kept ? own_handle : 0});
   return NCCL_SUCCESS;
 }
 
@@ -330,7 +330,7 @@ static nccl_result start_both(int abi, void *handed, void **handle, void *event,
   static nccl_result untyped_start_v##version(void *context, void **handle, void *event) {                         \
     return start_v##version(context, handle, event);                                                               \
   }                                                                                                                \
-  static nccl_result told_v##version(void *context, void **handle, nccl_event_v##version *event) {                \
+  static nccl_result dispatch_v##version(void *context, void **handle, nccl_event_v##version *event) {                \
     if (!zt_has_next_profiler()) return start_v##version(context, handle, event);                                  \
     return start_both(version, context, handle, event, event->type, untyped_start_v##version);                     \
   }
@@ -351,21 +351,21 @@ static nccl_result stop(void *handle) {
     return NCCL_SUCCESS;
   }
   const zt_pair pair = zt_pair_of_handle(handle);
-  zt_event_stop(pair.ours);
-  if (pair.theirs != NULL) zt_next_profiler_stop(pair.theirs);
+  zt_event_stop(pair.own_handle);
+  if (pair.next_handle != NULL) zt_next_profiler_stop(pair.next_handle);
   return NCCL_SUCCESS;
 }
 
 static nccl_result record_for_other(void *handle, int state, nccl_event_state_args *args) {
-  void *theirs = zt_has_next_profiler() ? zt_pair_of_handle(handle).theirs : NULL;
-  if (theirs != NULL) zt_next_profiler_record(theirs, state, args);
+  void *next_handle = zt_has_next_profiler() ? zt_pair_of_handle(handle).next_handle : NULL;
+  if (next_handle != NULL) zt_next_profiler_record(next_handle, state, args);
   return NCCL_SUCCESS;
 }
 
 static nccl_result record_stop(void *handle, int state, nccl_event_state_args *args) {
   if (state == NCCL_STATE_KERNEL_CHANNEL_STOP && args != NULL &&
       (args->kernel_channel_stop_ns != 0 || zt_read(&zt_shared.timing_source_override) != 0))
-    zt_channel_gpu_stop(zt_has_next_profiler() ? zt_pair_of_handle(handle).ours : handle_in(handle),
+    zt_channel_gpu_stop(zt_has_next_profiler() ? zt_pair_of_handle(handle).own_handle : handle_in(handle),
                         args->kernel_channel_stop_ns);
   return record_for_other(handle, state, args);
 }
@@ -381,15 +381,15 @@ static nccl_result attach(const zt_profiler_start *start, uint32_t rank, void **
   *context = communicator;
   if (communicator == NULL) return NCCL_SUCCESS;
   communicator->mask = start->mask;
-  if (start->abi >= 4) zt_shifts_watch(communicator);
-  /* After one call that was not asked for, each channel's times would be those of some earlier call. */
+  if (start->abi >= 4) zt_shifts_add(communicator);
+  /* After one kernel whose events were not asked for, NCCL would report times of an earlier kernel for each channel. */
   zt_mask_add(start->mask, NCCL_PROFILE_COLL | NCCL_PROFILE_KERNEL_CHANNEL |
                                (start->abi >= 6 ? NCCL_PROFILE_CE_COLL : 0),
-              start->abi >= NCCL_COUNTS_WHAT_IS_ASKED_FOR ? NCCL_PROFILE_KERNEL_CHANNEL : 0);
+              start->abi >= NCCL_COUNTS_REQUESTED_ONLY ? NCCL_PROFILE_KERNEL_CHANNEL : 0);
   *context = zt_next_profiler_init(communicator, start);
   if (*context == NULL) {
     zt_mask_remove(start->mask);
-    zt_shifts_forget(communicator);
+    zt_shifts_remove(communicator);
     zt_detach(communicator, ZT_PROFILER);
   }
   return NCCL_SUCCESS;
@@ -422,13 +422,13 @@ static nccl_result finalize(void *context) {
   if (communicator == NULL) return NCCL_SUCCESS;
   zt_mask_remove(communicator->mask);
   zt_events_end(communicator->owner);
-  zt_shifts_forget(communicator);
+  zt_shifts_remove(communicator);
   zt_detach(communicator, ZT_PROFILER);
   return NCCL_SUCCESS;
 }
 
-EXPORT const nccl_profiler_v3 ncclProfiler_v3 = {"zerotune", init_v3, told_v3, stop, record_for_other, finalize};
-EXPORT const nccl_profiler_v4 ncclProfiler_v4 = {"zerotune", init_v4, told_v4, stop, record_stop, finalize};
-EXPORT const nccl_profiler_v5 ncclProfiler_v5 = {"zerotune", init_v5, told_v5, stop, record_stop, finalize};
-EXPORT const nccl_profiler_v6 ncclProfiler_v6 = {"zerotune", init_v6, told_v6, stop, record_stop, finalize};
-EXPORT const nccl_profiler_v7 ncclProfiler_v7 = {"zerotune", init_v7, told_v7, stop, record_stop, finalize};
+EXPORT const nccl_profiler_v3 ncclProfiler_v3 = {"zerotune", init_v3, dispatch_v3, stop, record_for_other, finalize};
+EXPORT const nccl_profiler_v4 ncclProfiler_v4 = {"zerotune", init_v4, dispatch_v4, stop, record_stop, finalize};
+EXPORT const nccl_profiler_v5 ncclProfiler_v5 = {"zerotune", init_v5, dispatch_v5, stop, record_stop, finalize};
+EXPORT const nccl_profiler_v6 ncclProfiler_v6 = {"zerotune", init_v6, dispatch_v6, stop, record_stop, finalize};
+EXPORT const nccl_profiler_v7 ncclProfiler_v7 = {"zerotune", init_v7, dispatch_v7, stop, record_stop, finalize};

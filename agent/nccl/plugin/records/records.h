@@ -9,7 +9,7 @@
 
 bool zt_record_push(const zt_record *record);
 bool zt_cost_push(const zt_cost_record *record);
-void zt_records_prepare(void); /* before the first push, else that one waits for memory */
+void zt_records_prepare(void); /* before the first push, which would wait for memory otherwise */
 uint64_t zt_records_dropped(void);
 uint64_t zt_costs_dropped(void);
 void zt_records_reset(void);

@@ -1,9 +1,8 @@
 /* A bounded queue of fixed-size records: many producers, one consumer, no lock, no allocation.
  *
- * D. Vyukov's bounded queue: each slot carries a sequence number. Producers of lap n may fill a slot whose
- * number is 2n, which makes it 2n+1; the consumer empties it, which makes it 2n+2, lap n+1's. A slot that
- * was not emptied yet has a smaller number than a producer wants: the ring is full, the record is dropped
- * and counted. All-zero memory is an empty ring.
+ * D. Vyukov's bounded queue: each slot has a sequence number. In lap n, a producer may fill a slot whose number is 2n,
+ * and sets it to 2n+1. The consumer empties the slot and sets it to 2n+2, for lap n+1. A smaller number means that the
+ * slot is not empty yet: the ring is full, and the record is dropped and counted. All-zero memory is an empty ring.
  */
 #ifndef ZEROTUNE_RING_H
 #define ZEROTUNE_RING_H
@@ -35,7 +34,7 @@ static inline bool zt_ring_push(zt_ring *ring, void *slots, uint64_t n_slots, co
     if (ahead == 0) {
       if (atomic_compare_exchange_weak_explicit(&ring->tail, &position, position + 1, memory_order_relaxed,
                                                 memory_order_relaxed)) {
-        /* The slot of a few records on is out of every cache by now: have it on its way. */
+        /* The slot a few records ahead has left every cache by now. */
         const uint64_t later = (position + ZT_RING_PREFETCH) % n_slots;
         __builtin_prefetch((unsigned char *)slots + later * slot_bytes, 1);
         __builtin_prefetch((unsigned char *)slots + later * slot_bytes + slot_bytes - 1, 1);
@@ -52,7 +51,7 @@ static inline bool zt_ring_push(zt_ring *ring, void *slots, uint64_t n_slots, co
   }
 }
 
-/* Have the slots' pages in memory, so that no producer ever waits for one. */
+/* Touch the slots' pages, so that no producer ever waits for one. */
 static inline void zt_ring_touch(void *slots, uint64_t n_slots, size_t record_bytes) {
   const size_t slot_bytes = sizeof(uint64_t) + record_bytes, step = 4096 / slot_bytes;
   for (uint64_t position = 0; position < n_slots; position += step)
@@ -60,7 +59,7 @@ static inline void zt_ring_touch(void *slots, uint64_t n_slots, size_t record_by
                               memory_order_relaxed);
 }
 
-/* Move up to max_records out, oldest first. A second consumer at the same time gets none. */
+/* Move up to max_records out, the oldest first. A second consumer at the same time gets none. */
 static inline size_t zt_ring_drain(zt_ring *ring, void *slots, uint64_t n_slots, void *out, size_t max_records,
                                    size_t record_bytes) {
   if (atomic_flag_test_and_set_explicit(&ring->draining, memory_order_acquire)) return 0;

@@ -1,9 +1,9 @@
-/* Chunk sizes that the plan names, on their way from getCollInfo to getChunkSize (tuner v6 and newer).
+/* Keeps the plan's chunk sizes between getCollInfo and getChunkSize (tuner v6 and newer).
  *
- * NCCL first decides on all runs of a group. It asks for chunk sizes later, when it lays collectives out on channels:
- * by collective, algorithm, protocol, and the bytes of a share, of which a collective has up to three. That does not
- * say which run a collective belongs to. So a group's decisions are kept by cell. Where two of one cell differ, NCCL's
- * own size stays. All of this follows from the order of calls alone, so that all ranks answer alike. */
+ * NCCL first asks for settings of all fused runs of a group. It asks for chunk sizes later, when it distributes
+ * collectives over channels: by collective, algorithm, protocol, and the bytes of a part, of which a collective has up
+ * to three. These do not identify the run. So a group's decisions are kept by cell. If two decisions of one cell
+ * differ, NCCL's own size stays. All of this follows from the order of calls alone, so that all ranks answer alike. */
 #ifndef ZEROTUNE_CHUNKS_H
 #define ZEROTUNE_CHUNKS_H
 
@@ -13,15 +13,15 @@
 
 #include "../nccl_abi.h"
 
-#define ZT_OWN_CHUNK 1u /* no plan names so little */
+#define ZT_OWN_CHUNK 1u /* NCCL's own size; below any size of a plan */
 
 typedef struct {
-  bool is_asked;  /* NCCL asks for them on this communicator */
-  bool has_begun; /* it has asked since the latest decision: the next decision is another group's */
-  uint16_t kib[NCCL_N_COLLECTIVES][NCCL_MAX_ALGORITHMS][NCCL_N_PROTOCOLS]; /* 0 = not decided on in this group */
+  bool is_enabled;  /* NCCL asks for chunk sizes on this communicator */
+  bool has_begun; /* NCCL has asked since the latest decision: the next decision belongs to another group */
+  uint16_t kib[NCCL_N_COLLECTIVES][NCCL_MAX_ALGORITHMS][NCCL_N_PROTOCOLS]; /* 0 = no decision in this group */
 } zt_chunks;
 
-/* NCCL caps a size to the buffers of these. It makes others larger or smaller by rules of their own. */
+/* NCCL caps a tuner's size to the buffers of these algorithms only. */
 static inline bool zt_takes_chunk_size(uint32_t algorithm) {
   return algorithm == NCCL_RING || algorithm == NCCL_TREE || algorithm == NCCL_PAT;
 }
@@ -33,12 +33,12 @@ static inline void zt_chunk_note(zt_chunks *chunks, uint32_t collective, uint32_
   chunks->has_begun = false;
   if (algorithm >= NCCL_MAX_ALGORITHMS || protocol >= NCCL_N_PROTOCOLS) return;
   uint16_t *kept = &chunks->kib[collective][algorithm][protocol];
-  const uint16_t said = kib == 0 ? ZT_OWN_CHUNK : kib;
-  *kept = *kept == 0 || *kept == said ? said : ZT_OWN_CHUNK;
+  const uint16_t wanted = kib == 0 ? ZT_OWN_CHUNK : kib;
+  *kept = *kept == 0 || *kept == wanted ? wanted : ZT_OWN_CHUNK;
 }
 
-/* The size to answer with; 0 = what stands. */
-static inline uint32_t zt_chunk_said(const zt_chunks *chunks, uint32_t collective, uint32_t algorithm,
+/* The size for the answer; 0 = NCCL's own. */
+static inline uint32_t zt_chunk_decided(const zt_chunks *chunks, uint32_t collective, uint32_t algorithm,
                                      uint32_t protocol) {
   if (collective >= NCCL_N_COLLECTIVES || protocol >= NCCL_N_PROTOCOLS || !zt_takes_chunk_size(algorithm)) return 0;
   const uint16_t kib = chunks->kib[collective][algorithm][protocol];
@@ -47,7 +47,7 @@ static inline uint32_t zt_chunk_said(const zt_chunks *chunks, uint32_t collectiv
 
 static inline size_t zt_chunk_bytes(zt_chunks *chunks, uint32_t collective, uint32_t algorithm, uint32_t protocol) {
   chunks->has_begun = true;
-  return zt_chunk_said(chunks, collective, algorithm, protocol);
+  return zt_chunk_decided(chunks, collective, algorithm, protocol);
 }
 
 #endif

@@ -11,12 +11,12 @@ static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
 static zt_communicator *newest;
 static uint64_t n_created, n_of_one_rank;
 static uint64_t next_owner = 1;
-static zt_counters of_the_dead;
+static zt_counters destroyed;
 
 #define READ(word) atomic_load_explicit(&(word), memory_order_relaxed)
 #define WRITE(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
 
-/* What pthread_self() gives is given again once its thread is gone. */
+/* pthread_self() would not do: its values are reused. */
 static uint64_t this_thread(void) {
   static _Atomic uint64_t n_threads;
   static _Thread_local uint64_t number;
@@ -84,7 +84,7 @@ void zt_detach(zt_communicator *communicator, enum zt_role role) {
     zt_communicator **link = &newest;
     while (*link != communicator) link = &(*link)->next;
     *link = communicator->next;
-    add(&of_the_dead, communicator);
+    add(&destroyed, communicator);
     zt_agreed_free(&communicator->agreed);
     free(communicator);
   }
@@ -93,12 +93,12 @@ void zt_detach(zt_communicator *communicator, enum zt_role role) {
 
 void zt_communicators_count(zt_counters *out) {
   pthread_mutex_lock(&registry);
-  out->n_calls += of_the_dead.n_calls;
-  out->n_matched += of_the_dead.n_matched;
-  out->n_ignored_cells += of_the_dead.n_ignored_cells;
-  out->n_clamped_channels += of_the_dead.n_clamped_channels;
-  out->n_estimates += of_the_dead.n_estimates;
-  out->n_next_tuner_faults += of_the_dead.n_next_tuner_faults;
+  out->n_calls += destroyed.n_calls;
+  out->n_matched += destroyed.n_matched;
+  out->n_ignored_cells += destroyed.n_ignored_cells;
+  out->n_clamped_channels += destroyed.n_clamped_channels;
+  out->n_estimates += destroyed.n_estimates;
+  out->n_next_tuner_faults += destroyed.n_next_tuner_faults;
   for (const zt_communicator *each = newest; each != NULL; each = each->next) add(out, each);
   out->n_communicators = n_created;
   pthread_mutex_unlock(&registry);
@@ -183,7 +183,7 @@ static void forget_history(zt_communicator *communicator) {
 void zt_communicators_reset(void) {
   pthread_mutex_lock(&registry);
   for (zt_communicator *each = newest; each != NULL; each = each->next) forget_history(each);
-  of_the_dead = (zt_counters){0};
+  destroyed = (zt_counters){0};
   n_created = n_of_one_rank = 0;
   zt_plan_reset();
   zt_prepared_forget();

@@ -1,4 +1,4 @@
-/* NCCL's cost table: contiguous although its type says float**; negative = IGNORE. Read only if `zt_has_table_size`. */
+/* NCCL's cost table: contiguous despite its type, float**; negative = IGNORE. Read only if zt_has_table_size(). */
 #ifndef ZEROTUNE_COSTS_H
 #define ZEROTUNE_COSTS_H
 
@@ -26,7 +26,7 @@ static inline float *zt_cell_of(const zt_cost_table *table, uint32_t algorithm, 
   return &table->cost_us[algorithm * (uint32_t)table->n_protocols + protocol];
 }
 
-/* false for NaN too */
+/* false for NaN, too */
 static inline bool zt_is_legal(const float *cell) { return cell != NULL && *cell >= 0.0f; }
 
 #endif

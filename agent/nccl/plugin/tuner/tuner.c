@@ -1,8 +1,8 @@
 /* The tuner plugin: six ABI versions over one body.
  *
- * In getCollInfo: no lock, no allocation, no system call (unless the call was promised not to pass, see
- * agree/schedule.h), never an error (NCCL would fail the
- * collective), and where no row of the plan applies nothing is touched, the channel count neither.
+ * getCollInfo takes no lock, allocates nothing and makes no system call, unless the call must wait (agree/schedule.h).
+ * It never returns an error, which would fail the collective. If no row of the plan applies, it changes nothing, not
+ * even the channel count.
  */
 #include <float.h>
 #include <stdlib.h>
@@ -19,23 +19,23 @@
 #include "size_class.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define ZT_INLINE __attribute__((always_inline)) static inline /* a version without another tuner pays for none */
+#define ZT_INLINE __attribute__((always_inline)) static inline /* so that only calls with a next tuner pay for it */
 
 typedef struct {
   uint32_t collective;
   uint64_t message_bytes;
   int n_pipe_ops;
   bool registered;
-  bool has_costs;  /* false: v2, whose table is of our own making */
+  bool has_costs;  /* false: v2, where this plugin makes a table */
   bool in_network; /* v2 only: NCCL could choose CollNet or NVLS by itself */
-  const float *offered; /* NCCL's costs where another tuner has edited the table since; else NULL */
+  const float *offered; /* NCCL's costs, if the next tuner has edited the table since; else NULL */
   int offered_channels;
 } call;
 
 /* ---- channels ---- */
 
-/* NCCL caps a tuner's channel count to the communicator's, except for these algorithms, which use it
- * as it comes (multi-node NVLS runs as CollNet). */
+/* NCCL caps a tuner's channel count to the communicator's, except for these algorithms (multi-node NVLS runs as
+ * CollNet). */
 static bool takes_channels_raw(uint32_t algorithm, uint32_t n_nodes) {
   switch (algorithm) {
   case NCCL_COLLNET_DIRECT:
@@ -49,14 +49,14 @@ static bool takes_channels_raw(uint32_t algorithm, uint32_t n_nodes) {
   }
 }
 
-/* Could NCCL's own choice be an algorithm that takes channels raw? */
+/* Whether NCCL's own choice could be such an algorithm. */
 static bool may_take_channels_raw(const zt_cost_table *table, uint32_t n_nodes) {
   for (uint32_t algorithm = 0; algorithm < NCCL_MAX_ALGORITHMS; algorithm++)
     if (takes_channels_raw(algorithm, n_nodes) && zt_is_legal(zt_cell_of(table, algorithm, NCCL_SIMPLE))) return true;
   return false;
 }
 
-/* The channel count to hand NCCL for a row's; 0 = leave NCCL's, where nothing would cap ours to the communicator's. */
+/* The channel count of a row for NCCL; 0 = keep NCCL's own, if NCCL would not cap the row's. */
 static int capped_channels(zt_communicator *communicator, uint32_t n_nodes, const zt_choice *choice,
                            const zt_cost_table *table, bool in_network) {
   const bool raw = choice->algorithm == ZT_NO_OPINION ? in_network || may_take_channels_raw(table, n_nodes)
@@ -84,13 +84,13 @@ static void report_costs(zt_communicator *communicator, const zt_class *its_clas
       const float *cell = zt_cell_of(table, algorithm, protocol);
       record.cost_us[algorithm][protocol] = zt_is_legal(cell) ? *cell : -1.0f;
     }
-  if (!zt_cost_push(&record)) return; /* dropped: the next such call tries again */
+  if (!zt_cost_push(&record)) return; /* the ring is full: the next such call tries again */
   const uint32_t index = zt_size_class(asked->message_bytes);
   atomic_fetch_or_explicit(&communicator->costs_reported[asked->collective][index / 64], UINT64_C(1) << index % 64,
                            memory_order_relaxed);
 }
 
-static bool costs_are_news(const zt_communicator *communicator, const call *asked) {
+static bool costs_are_new(const zt_communicator *communicator, const call *asked) {
   const uint32_t index = zt_size_class(asked->message_bytes);
   return !(atomic_load_explicit(&communicator->costs_reported[asked->collective][index / 64],
                                 memory_order_relaxed) >>
@@ -98,7 +98,7 @@ static bool costs_are_news(const zt_communicator *communicator, const call *aske
            1u);
 }
 
-/* The cell NCCL will take: smallest cost that is not IGNORE, the first on ties. */
+/* The cell that NCCL will take: the smallest cost that is not IGNORE, the first on ties. */
 static void cheapest(const zt_cost_table *table, uint8_t *algorithm, uint8_t *protocol) {
   float lowest = 3.4e38f;
   for (int a = 0; a < table->n_algorithms; a++)
@@ -144,8 +144,7 @@ ZT_INLINE void record_decision(zt_communicator *communicator, const zt_class *it
 
 /* ---- the body ---- */
 
-/* Just below all others: NCCL 2.31 and newer compare with kernels that the table does not show, and a cost of 0
- * would beat those, too. */
+/* Just below all other cells, and not 0: NCCL 2.31 and newer compare it with the cost of kernels outside the table. */
 static void make_cheapest(const zt_cost_table *table, float *chosen) {
   const float least_us = 1e-3f, below = 0.999f;
   float lowest = FLT_MAX;
@@ -158,37 +157,36 @@ static void make_cheapest(const zt_cost_table *table, float *chosen) {
   if (*chosen > lowest * below) *chosen = lowest * below;
 }
 
-/* NCCL's estimates, changed so far as another tuner has said by now what is to run: its choice is just below the
- * others, what it has struck out is left out. Its own numbers are seldom times. */
-static void as_it_stands(const zt_cost_table *table, const float *offered, float *costs) {
+/* NCCL's estimates after the next tuner's edits: its choice is just below the other cells, and cells that it has
+ * disabled are left out. Its own numbers are not used, since they are seldom times. */
+static void effective_costs(const zt_cost_table *table, const float *offered, float *costs) {
   uint8_t algorithm = ZT_NO_OPINION, protocol = ZT_NO_OPINION;
   cheapest(table, &algorithm, &protocol);
   const zt_cost_table made = {costs, table->n_algorithms, table->n_protocols};
   for (int i = 0; i < table->n_algorithms * table->n_protocols; i++) {
-    const bool is_there = zt_is_legal(&table->cost_us[i]) && zt_is_legal(&offered[i]);
-    costs[i] = is_there ? offered[i] : -1.0f;
+    const bool is_enabled = zt_is_legal(&table->cost_us[i]) && zt_is_legal(&offered[i]);
+    costs[i] = is_enabled ? offered[i] : -1.0f;
   }
   float *chosen = zt_cell_of(&made, algorithm, protocol);
   if (chosen == NULL) return;
-  if (!zt_is_legal(chosen)) *chosen = FLT_MAX; /* revived */
+  if (!zt_is_legal(chosen)) *chosen = FLT_MAX; /* the next tuner has enabled it */
   make_cheapest(&made, chosen);
 }
 
-__attribute__((noinline)) static void report_news(zt_communicator *communicator, const zt_class *its_class,
+__attribute__((noinline)) static void report_new_costs(zt_communicator *communicator, const zt_class *its_class,
                                                   const call *asked, const zt_cost_table *table) {
   float costs[ZT_MAX_CELLS];
-  const zt_cost_table standing = {costs, table->n_algorithms, table->n_protocols};
-  if (asked->offered != NULL) as_it_stands(table, asked->offered, costs);
-  report_costs(communicator, its_class, asked, asked->offered != NULL ? &standing : table);
+  const zt_cost_table effective = {costs, table->n_algorithms, table->n_protocols};
+  if (asked->offered != NULL) effective_costs(table, asked->offered, costs);
+  report_costs(communicator, its_class, asked, asked->offered != NULL ? &effective : table);
 }
 
-/* What another tuner has struck out, or revived, is as little ours to take as what NCCL does not offer. */
+/* Cells that the next tuner has disabled or enabled do not count as offered. */
 static bool is_offered(const zt_cost_table *table, const float *cell, const call *asked) {
   return zt_is_legal(cell) && (asked->offered == NULL || zt_is_legal(&asked->offered[cell - table->cost_us]));
 }
 
-/* Carry the row out, if that is legal here. Returns whether anything was asked of NCCL; what was asked
- * of channels goes to *asked_channels. */
+/* Apply the row, if NCCL offers its cell. Returns whether it asks NCCL for anything; *asked_channels: for channels. */
 ZT_INLINE bool apply(zt_communicator *communicator, const zt_class *its_class, const zt_choice *choice,
                   const call *asked, const zt_cost_table *table, int *asked_channels) {
   const bool names_cell = choice->algorithm != ZT_NO_OPINION;
@@ -204,10 +202,10 @@ ZT_INLINE bool apply(zt_communicator *communicator, const zt_class *its_class, c
     if (asked->offered != NULL) memcpy(table->cost_us, asked->offered, n_cells * sizeof(float));
     make_cheapest(table, cell);
   }
-  return names_cell || *asked_channels > 0 || (choice->chunk_kib > 0 && communicator->chunks.is_asked);
+  return names_cell || *asked_channels > 0 || (choice->chunk_kib > 0 && communicator->chunks.is_enabled);
 }
 
-/* What NCCL is to be told when it asks for the chunk size of what it was just told to run. */
+/* Keep the chunk size for the cell that NCCL will take. */
 __attribute__((noinline)) static void note_chunk(zt_communicator *communicator, const call *asked,
                                                  const zt_cost_table *table, uint16_t kib) {
   uint8_t algorithm = ZT_NO_OPINION, protocol = ZT_NO_OPINION;
@@ -215,21 +213,21 @@ __attribute__((noinline)) static void note_chunk(zt_communicator *communicator, 
   zt_chunk_note(&communicator->chunks, asked->collective, algorithm, protocol, kib);
 }
 
-ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_turn *turn, const call *asked,
+ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_call_plan *call_plan, const call *asked,
                        const zt_cost_table *table, int *n_channels, zt_choice *choice) {
   const zt_class *its_class = atomic_load_explicit(&communicator->its_class, memory_order_relaxed);
-  /* Higher function numbers mean one thing in NCCL and another in RCCL, and can be tuned in neither. */
+  /* Higher collective numbers differ between NCCL and RCCL, and neither lets them be tuned. */
   if (its_class == NULL || asked->collective >= NCCL_N_COLLECTIVES || asked->message_bytes == 0) return false;
   if (!zt_has_table_size(table)) return false;
-  if (asked->has_costs && costs_are_news(communicator, asked)) report_news(communicator, its_class, asked, table);
+  if (asked->has_costs && costs_are_new(communicator, asked)) report_new_costs(communicator, its_class, asked, table);
 
-  const uint32_t class_index = zt_class_index(its_class), said = zt_read(&zt_shared.phase_or_region);
-  if (turn->table == NULL) {
-    *choice = zt_plan_lookup(class_index, asked->collective, asked->message_bytes, said);
+  const uint32_t class_index = zt_class_index(its_class), phase_or_region = zt_read(&zt_shared.phase_or_region);
+  if (call_plan->table == NULL) {
+    *choice = zt_plan_lookup(class_index, asked->collective, asked->message_bytes, phase_or_region);
   } else {
-    *choice = zt_plan_words(turn->table, asked->collective, said);
-    zt_plan_look_up(turn->table, class_index, asked->collective, asked->message_bytes, turn->phase, choice);
-    if (turn->phase != ZT_NO_PHASE) choice->phase = (uint8_t)turn->phase;
+    *choice = zt_plan_epoch_and_phase(call_plan->table, asked->collective, phase_or_region);
+    zt_plan_look_up(call_plan->table, class_index, asked->collective, asked->message_bytes, call_plan->phase, choice);
+    if (call_plan->phase != ZT_NO_PHASE) choice->phase = (uint8_t)call_plan->phase;
   }
   atomic_store_explicit(&communicator->agreed.epoch, choice->epoch, memory_order_relaxed);
   zt_step_ran_under(choice->epoch);
@@ -238,19 +236,19 @@ ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_turn *turn, co
                  apply(communicator, its_class, choice, asked, table, &asked_channels);
   if (asked_channels > 0)
     *n_channels = asked_channels;
-  else if (matched) /* another tuner's were for another cell */
+  else if (matched) /* the next tuner's channels were for another cell */
     *n_channels = asked->offered_channels;
   if (matched) ZT_BUMP(communicator->n_matched);
-  const bool is_chunk_asked = __builtin_expect(communicator->chunks.is_asked, 0);
-  const uint16_t chunk_kib = is_chunk_asked && matched ? choice->chunk_kib : 0;
-  if (is_chunk_asked) note_chunk(communicator, asked, table, chunk_kib);
+  const bool has_chunks = __builtin_expect(communicator->chunks.is_enabled, 0);
+  const uint16_t chunk_kib = has_chunks && matched ? choice->chunk_kib : 0;
+  if (has_chunks) note_chunk(communicator, asked, table, chunk_kib);
 
   const uint32_t sequence = atomic_load_explicit(&communicator->sequence[asked->collective], memory_order_relaxed);
   atomic_store_explicit(&communicator->sequence[asked->collective], sequence + 1, memory_order_relaxed);
   const uint8_t flags = (uint8_t)((matched ? ZT_FLAG_MATCHED : 0) | (asked->registered ? ZT_FLAG_REGISTERED : 0) |
-                                  (turn->is_off_cycle && !choice->found ? ZT_FLAG_OFF_CYCLE : 0));
+                                  (call_plan->is_off_cycle && !choice->found ? ZT_FLAG_OFF_CYCLE : 0));
   if (zt_read(&zt_shared.capturing)) {
-    if (zerotune_profiler_abi() >= NCCL_COUNTS_WHAT_IS_ASKED_FOR)
+    if (zerotune_profiler_abi() >= NCCL_COUNTS_REQUESTED_ONLY)
       atomic_store_explicit(&communicator->is_uncounted, true, memory_order_relaxed);
   } else if (zt_read(&zt_shared.observing) && !atomic_load_explicit(&communicator->is_uncounted, memory_order_relaxed)) {
     zt_decision_note(communicator, asked->collective, asked->message_bytes, choice->epoch, choice->phase, flags);
@@ -260,18 +258,18 @@ ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_turn *turn, co
   return matched;
 }
 
-/* Every call takes its turn, whatever it is: their numbers are what ranks agree on. */
+/* Every call is counted, also one that cannot be tuned: ranks agree on call numbers. */
 ZT_INLINE bool decide(zt_communicator *communicator, const call *asked, const zt_cost_table *table, int *n_channels,
                    zt_choice *choice) {
-  const zt_turn turn = zt_turn_begin(&communicator->agreed, asked->collective, asked->message_bytes);
-  const bool matched = decide_now(communicator, &turn, asked, table, n_channels, choice);
-  zt_turn_end(&communicator->agreed);
+  const zt_call_plan call_plan = zt_call_begin(&communicator->agreed, asked->collective, asked->message_bytes);
+  const bool matched = decide_now(communicator, &call_plan, asked, table, n_channels, choice);
+  zt_call_end(&communicator->agreed);
   return matched;
 }
 
-/* ---- v3 to v7: NCCL hands its cost table in ---- */
+/* ---- v3 to v7: NCCL passes its cost table ---- */
 
-/* Another tuner first: where no row applies, its answer stands. */
+/* The next tuner is asked first: if no row applies, its answer stands. */
 __attribute__((noinline)) static void decide_after_next(zt_communicator *communicator, call asked,
                                                         const zt_cost_table *table, int *n_channels) {
   float offered[ZT_MAX_CELLS];
@@ -292,7 +290,7 @@ static nccl_result coll_info_v4(void *context, int collective, size_t n_bytes, i
                       .registered = registered_buffers != 0,
                       .has_costs = true,
                       .offered_channels = *n_channels};
-  /* 2.31 and newer weigh other kinds of kernels first: not what this collective gets */
+  /* 2.31 and newer first estimate costs for a comparison with other kernels: this does not settle what runs */
   if (n_pipe_ops <= 0) ZT_BUMP(communicator->n_estimates);
   if (__builtin_expect(communicator->next_tuner != NULL, 0)) {
     decide_after_next(communicator, asked, &table, n_channels);
@@ -308,24 +306,24 @@ static nccl_result coll_info_v3(void *context, int collective, size_t n_bytes, i
   return coll_info_v4(context, collective, n_bytes, n_pipe_ops, costs, n_algorithms, n_protocols, 0, n_channels);
 }
 
-/* ---- v2: NCCL 2.21 takes whatever is answered, unchecked ---- */
+/* ---- v2: NCCL 2.21 does not check answers ---- */
 
-/* It asks once for a run of calls with their sum of bytes, which decides the cell, and then once for each of them,
- * which gets its channels only. */
-static bool is_member_of_run(zt_communicator *communicator, const call *asked, int *n_channels) {
+/* It asks once for a fused run, with the sum of its bytes, for the cell. Then it asks for each call of the run, for
+ * channels only. */
+static bool is_member_of_fused_run(zt_communicator *communicator, const call *asked, int *n_channels) {
   if (asked->collective >= NCCL_N_COLLECTIVES || asked->message_bytes == 0) return false;
-  zt_run *run = &communicator->runs[asked->collective];
+  zt_fused_run *run = &communicator->runs[asked->collective];
   if (asked->message_bytes > run->bytes_left) return false;
   run->bytes_left -= asked->message_bytes;
   if (run->n_channels > 0)
     *n_channels = run->n_channels;
-  else if (run->is_ours)
+  else if (run->is_row_cell)
     *n_channels = asked->offered_channels;
   return true;
 }
 
-/* Only what every fabric has counts as legal: ring and (all_reduce) tree with LL and Simple. LL128
- * corrupts data where the links do not keep 128-byte stores whole, and v2 does not say where. */
+/* Only cells of every fabric count as legal: ring and (all_reduce) tree with LL and Simple. LL128 corrupts data if
+ * links split 128-byte stores, and v2 does not report whether they do. */
 static nccl_result coll_info_v2(void *context, int collective, size_t n_bytes, int collnet_support,
                                 int nvls_support, int n_pipe_ops, int *algorithm, int *protocol, int *n_channels) {
   if (context == NULL || algorithm == NULL || protocol == NULL || n_channels == NULL) return NCCL_SUCCESS;
@@ -339,19 +337,19 @@ static nccl_result coll_info_v2(void *context, int collective, size_t n_bytes, i
     const zt_question question = {collective, n_bytes, n_pipe_ops, 0};
     zt_next_tuner_ask_v2(communicator, &question, collnet_support, nvls_support, algorithm, protocol, n_channels);
   }
-  if (is_member_of_run(communicator, &asked, n_channels)) return NCCL_SUCCESS;
+  if (is_member_of_fused_run(communicator, &asked, n_channels)) return NCCL_SUCCESS;
   const float tree = collective == NCCL_ALL_REDUCE ? 1.0f : -1.0f;
   float cells[2 * NCCL_N_PROTOCOLS] = {tree, -1.0f, tree, 1.0f, -1.0f, 1.0f};
   const zt_cost_table table = {cells, 2, NCCL_N_PROTOCOLS};
   zt_choice choice;
   const bool matched = decide(communicator, &asked, &table, n_channels, &choice);
-  const bool is_ours = matched && choice.algorithm != ZT_NO_OPINION;
-  if (is_ours) {
+  const bool is_row_cell = matched && choice.algorithm != ZT_NO_OPINION;
+  if (is_row_cell) {
     *algorithm = choice.algorithm;
     *protocol = choice.protocol;
   }
   if (collective >= 0 && collective < NCCL_N_COLLECTIVES)
-    communicator->runs[collective] = (zt_run){n_bytes, matched ? *n_channels : 0, is_ours};
+    communicator->runs[collective] = (zt_fused_run){n_bytes, matched ? *n_channels : 0, is_row_cell};
   return NCCL_SUCCESS;
 }
 
@@ -365,11 +363,11 @@ static nccl_result chunk_size(void *context, int collective, size_t n_bytes, int
     const zt_question question = {.collective = collective, .n_bytes = n_bytes};
     zt_next_tuner_chunk(communicator, &question, algorithm, protocol, n_channels, chunk_bytes);
   }
-  const size_t ours =
-      communicator->chunks.is_asked
+  const size_t plan_bytes =
+      communicator->chunks.is_enabled
           ? zt_chunk_bytes(&communicator->chunks, (uint32_t)collective, (uint32_t)algorithm, (uint32_t)protocol)
           : 0;
-  if (ours > 0) *chunk_bytes = ours;
+  if (plan_bytes > 0) *chunk_bytes = plan_bytes;
   return NCCL_SUCCESS;
 }
 
@@ -379,21 +377,21 @@ static _Atomic uint32_t abi_in_use;
 
 uint32_t zerotune_tuner_abi(void) { return atomic_load_explicit(&abi_in_use, memory_order_relaxed); }
 
-/* Not constant: NULL spares NCCL the call. NCCL may read getChunkSize after each init or at each call, so that it is
- * settled before the first communicator. */
+/* Not constant: if get_chunk_size is NULL, NCCL does not call it. NCCL may read it after each init or at each call, so
+ * it is set before the first communicator and never changed. */
 EXPORT nccl_tuner_v6 ncclTunerPlugin_v6, ncclTunerPlugin_v7;
 
 static _Atomic uint32_t is_wanted;
-static _Atomic bool is_settled_to_ask;
+static _Atomic bool asks_for_chunks;
 
 void zerotune_ask_chunk_sizes(uint32_t on) { atomic_store(&is_wanted, on); }
 
-uint32_t zerotune_asks_chunk_sizes(void) { return atomic_load(&is_settled_to_ask); }
+uint32_t zerotune_asks_chunk_sizes(void) { return atomic_load(&asks_for_chunks); }
 
 static void offer_chunk_size(const zt_next_tuner *next) {
-  const bool is_ours = atomic_load(&is_wanted) != 0;
-  atomic_store(&is_settled_to_ask, is_ours);
-  const bool is_offered = is_ours || (next != NULL && next->get_chunk_size != NULL);
+  const bool plan_sets_chunks = atomic_load(&is_wanted) != 0;
+  atomic_store(&asks_for_chunks, plan_sets_chunks);
+  const bool is_offered = plan_sets_chunks || (next != NULL && next->get_chunk_size != NULL);
   ncclTunerPlugin_v6.get_chunk_size = ncclTunerPlugin_v7.get_chunk_size = is_offered ? chunk_size : NULL;
 }
 
@@ -404,8 +402,8 @@ static nccl_result attach(const zt_tuner_start *start, void **context) {
   *context = communicator;
   const zt_next_tuner *next = communicator != NULL ? zt_next_tuner_find(start->abi, offer_chunk_size) : NULL;
   if (next != NULL) zt_next_tuner_init(next, communicator, start);
-  if (communicator != NULL) communicator->chunks.is_asked = start->abi >= 6 && zerotune_asks_chunk_sizes();
-  atomic_store(&abi_in_use, (uint32_t)start->abi); /* last: whoever reads it knows the next tuner's name, too */
+  if (communicator != NULL) communicator->chunks.is_enabled = start->abi >= 6 && zerotune_asks_chunk_sizes();
+  atomic_store(&abi_in_use, (uint32_t)start->abi); /* last: its readers can read the next tuner's name, too */
   return NCCL_SUCCESS;
 }
 
@@ -439,7 +437,7 @@ INIT_WITH_CONSTANTS(7)
 static nccl_result finalize(void *context) {
   if (context == NULL) return NCCL_SUCCESS;
   zt_agreed_end(&((zt_communicator *)context)->agreed);
-  zt_shifts_wait(context); /* NCCL ends the tuner first, then the rest */
+  zt_shifts_wait(context); /* here, since NCCL finalizes the tuner before the profiler */
   zt_next_tuner_end(context);
   zt_detach(context, ZT_TUNER);
   return NCCL_SUCCESS;

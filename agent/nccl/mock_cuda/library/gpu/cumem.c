@@ -1,4 +1,4 @@
-/* cuMem: a handle is a file of its own, which NCCL passes to other processes as a descriptor. */
+/* cuMem: each handle has its own file, which NCCL passes to other processes as a descriptor. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -189,7 +189,7 @@ static cuda_error granularity(size_t *out, const void *properties, int option) {
   return CUDA_SUCCESS;
 }
 
-/* ---- multicast: an object that takes every binding ---- */
+/* ---- multicast: an object that accepts every binding ---- */
 
 static cuda_error multicast_create(uint64_t *out, const cu_multicast_properties *properties) {
   return create(out, properties->n_bytes, NULL, 0);
@@ -218,7 +218,7 @@ static const mock_function functions[] = {
     {"cuMulticastGetGranularity", granularity},
 };
 
-/* Older torch asks the driver's library for them. */
+/* Older torch looks them up in the driver's library. */
 #define EXPORT(name, function) extern __typeof(function) name __attribute__((alias(#function), visibility("default")))
 EXPORT(cuMemCreate, create);
 EXPORT(cuMemRelease, release);

@@ -1,4 +1,4 @@
-/* The CUDA driver as NCCL calls it, handed out by cudaGetDriverEntryPoint. */
+/* The part of the CUDA driver that NCCL calls, by cudaGetDriverEntryPoint. */
 #include <stddef.h>
 
 #include "../mock_cuda.h"
@@ -32,7 +32,7 @@ MOCK_API cuda_error cuDeviceGetAttribute(int *value, int attribute, int device) 
   case ATTRIBUTE_MULTICAST:
     *value = mock_the_machine.multicast;
     return CUDA_SUCCESS;
-  default: /* they share their numbers with cudart's */
+  default: /* the numbers are those of cudart */
     return ((cuda_error (*)(int *, int, int))mock_runtime_function("cudaDeviceGetAttribute", true))(value, attribute,
                                                                                                     device);
   }
@@ -59,7 +59,7 @@ MOCK_API cuda_error cuMemGetAddressRange_v2(uint64_t *base, size_t *n_bytes, uin
   return CUDA_SUCCESS;
 }
 
-/* A context per device, as communicators of one process tell each other apart by it. */
+/* A context per device, by which communicators of one process are distinguished. */
 char mock_contexts[MOCK_MAX_DEVICES];
 
 MOCK_API cuda_error cuCtxGetCurrent(void **context) {
@@ -84,7 +84,7 @@ MOCK_API cuda_error cuCtxGetDevice(int *device) {
 
 MOCK_API cuda_error cuDevicePrimaryCtxRetain(void **context, int device) { return cuCtxCreate_v2(context, 0, device); }
 
-/* What NCCL asks for has no answer here, as for memory that is not exported. */
+/* No attribute is supported, as for memory that is not exported. */
 static cuda_error no_attribute(void) { return CUDA_ERROR_INVALID_VALUE; }
 
 static cuda_error cuStreamWriteValue32(UNUSED void *stream, uint64_t at, uint32_t word, UNUSED unsigned flags) {

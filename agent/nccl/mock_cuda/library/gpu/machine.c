@@ -14,7 +14,7 @@ void mock_cuda_set_device(int device) { current_device = device; }
 
 int mock_current_device(void) { return current_device; }
 
-/* Different for each GPU, and not all zero. */
+/* Different for each GPU, and not zero. */
 cu_uuid mock_uuid(int device) { return (cu_uuid){{(unsigned char)(1 + device)}}; }
 
 uint64_t mock_now_ns(void) {

@@ -1,5 +1,5 @@
-/* Device memory: one anonymous file per process, of which allocations are slices. Another process maps a slice
- * through /proc/<pid>/fd, so that nothing has a name and nothing stays behind when a process is killed. */
+/* Device memory: one anonymous file per process, of which allocations are slices. Another process maps a slice through
+ * /proc/<pid>/fd. So no file has a name, and none is left behind when a process is killed. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -15,19 +15,19 @@
 #define ARENA_BYTES (UINT64_C(1) << 42) /* address space, not memory */
 #define GRANULARITY 4096u
 #define POISON 0xBD
-#define MOST_POISONED_BYTES (UINT64_C(256) << 20) /* freed memory beyond gives its pages back, and is zero */
-#define N_UNMAPPED 4096u /* ranges of addresses that are remembered */
-#define N_TOLD 64u       /* different kernels that are told of */
+#define MOST_POISONED_BYTES (UINT64_C(256) << 20) /* pages of more freed memory are freed, and read as zero */
+#define N_UNMAPPED 4096u /* latest unmapped ranges of addresses */
+#define N_REPORTED 64u       /* kernels that are reported */
 
-/* What lies at an address: a slice of the arena, another process's slice, or a mapped cuMem handle. */
+/* Memory at an address: a slice of the arena, another process's slice, or a mapped cuMem handle. */
 typedef struct slice {
   char *base;
   size_t n_bytes, poisoned_bytes;
   int device;
   bool imported, counted, host;
-  bool is_ordered;     /* by streams: made by cudaMallocAsync() */
-  uint64_t born_ns;    /* when the program was given it */
-  uint64_t freed_ns;   /* when the GPU came to the end of it, or of who had it before */
+  bool is_ordered;     /* allocated by cudaMallocAsync() */
+  uint64_t allocated_ns;    /* when it was allocated */
+  uint64_t freed_ns;   /* when the GPU reached its free, or that of the previous allocation */
   uint64_t used_ns;    /* the latest end of a known use */
   const char *used_by;
   struct slice *next;
@@ -40,13 +40,13 @@ static char *arena;
 static uint64_t arena_used;
 static slice *in_use, *free_slices;
 static uint64_t poisoned_bytes;
-/* The latest that were unmapped: who uses one of them would find nothing there. */
+/* The latest unmapped ranges: a use of one of them would fault. */
 static struct {
   const char *base;
   size_t n_bytes;
 } unmapped[N_UNMAPPED];
 static uint64_t n_unmapped;
-static const char *told[N_TOLD];
+static const char *reported[N_REPORTED];
 static _Atomic uint64_t n_freed_uses;
 static _Atomic uint64_t allocated_bytes[MOCK_MAX_DEVICES];
 
@@ -66,10 +66,10 @@ bool mock_has_room(int device, uint64_t n_bytes) {
   return mock_allocated_bytes(device) + n_bytes <= mock_the_machine.devices[device].memory_bytes;
 }
 
-/* Not memfd_create(): glibc has it from 2.27 on, a wheel is for 2.17 and newer. */
+/* Not memfd_create(), which needs glibc 2.27: wheels are for 2.17 and newer. */
 int mock_memory_file(const char *name) { return (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC); }
 
-/* A forked child shares the file but must not hand out the same slices. */
+/* A forked child shares the file but must not allocate the same slices. */
 static bool prepare_arena(void) {
   if (arena != NULL && arena_owner == getpid()) return true;
   const int file = mock_memory_file("zerotune-mock-cuda");
@@ -83,13 +83,13 @@ static bool prepare_arena(void) {
   return true;
 }
 
-/* Whole pages that are zero from now on, and take no memory. */
+/* Free whole pages, which read as zero from now on. */
 static void punch(const char *base, size_t n_bytes) {
   (void)fallocate(arena_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, base - arena, (off_t)n_bytes);
 }
 
-/* Nobody is given memory that the GPU has not come to the end of. What new memory holds is not defined in CUDA; here it is
- * zero, since most kernels that would fill it compute nothing. */
+/* A slice whose free the GPU has reached. CUDA does not define the content of new memory; here it is zero, since most
+ * kernels that would fill it compute nothing. */
 static slice *take_free(size_t n_bytes) {
   const uint64_t now_ns = mock_now_ns();
   for (slice **at = &free_slices; *at != NULL; at = &(*at)->next)
@@ -105,7 +105,7 @@ static slice *take_free(size_t n_bytes) {
 }
 
 static void add(slice *one) {
-  one->born_ns = mock_now_ns();
+  one->allocated_ns = mock_now_ns();
   one->next = in_use;
   in_use = one;
 }
@@ -147,17 +147,17 @@ cuda_error mock_allocate(void **pointer, size_t n_bytes, bool is_ordered) {
   return made != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Memory that is about to go; called without our lock, since those who launch hold theirs when they ask us. */
-static void forget(const void *base, size_t n_bytes) {
+/* Before memory is freed or unmapped. Called without `lock`: a launch takes its own lock before this one. */
+static void before_free(const void *base, size_t n_bytes) {
   mock_forget_proxies(base, n_bytes);
 }
 
-static void tell(const char *by, const void *pointer) {
+static void report(const char *by, const void *pointer) {
   atomic_fetch_add(&n_freed_uses, 1);
-  for (size_t i = 0; i < N_TOLD; i++) {
-    if (told[i] == by) return;
-    if (told[i] != NULL) continue;
-    told[i] = by;
+  for (size_t i = 0; i < N_REPORTED; i++) {
+    if (reported[i] == by) return;
+    if (reported[i] != NULL) continue;
+    reported[i] = by;
     fprintf(stderr, "zerotune: the mock CUDA: %.200s uses memory at %p that is freed by the time that it runs\n", by, pointer);
     return;
   }
@@ -165,7 +165,7 @@ static void tell(const char *by, const void *pointer) {
 
 uint64_t mock_cuda_n_freed_uses(void) { return atomic_load(&n_freed_uses); }
 
-/* Overwrites what is there. Pages that nothing was written to hold nothing, and take no memory. */
+/* Overwrites the content, except for pages that were never written and take no memory. */
 static void poison(slice *gone) {
   const off_t begin = gone->base - arena, end = begin + (off_t)gone->n_bytes;
   for (off_t at = lseek(arena_file, begin, SEEK_DATA), hole; at >= 0 && at < end; at = lseek(arena_file, hole, SEEK_DATA)) {
@@ -187,9 +187,9 @@ static void note_unmapped(const char *base, size_t n_bytes) {
   unmapped[n_unmapped++ % N_UNMAPPED].n_bytes = n_bytes;
 }
 
-static void give_back(slice *gone, uint64_t freed_ns) {
+static void free_slice(slice *gone, uint64_t freed_ns) {
   if (gone->counted) mock_count_bytes(gone->device, -(int64_t)gone->n_bytes);
-  if (gone->used_ns > freed_ns) tell(gone->used_by, gone->base);
+  if (gone->used_ns > freed_ns) report(gone->used_by, gone->base);
   if (gone->imported) {
     munmap(gone->base, gone->n_bytes);
     note_unmapped(gone->base, gone->n_bytes);
@@ -207,14 +207,14 @@ cuda_error mock_free(void *pointer, uint64_t freed_ns) {
   if (pointer == NULL) return CUDA_SUCCESS;
   void *base;
   size_t n_bytes;
-  if (mock_find(pointer, &base, &n_bytes) && base == pointer) forget(base, n_bytes);
+  if (mock_find(pointer, &base, &n_bytes) && base == pointer) before_free(base, n_bytes);
   pthread_mutex_lock(&lock);
   slice **const at = place_of(pointer);
   const bool known = at != NULL && (*at)->base == (char *)pointer;
   if (known) {
     slice *const gone = *at;
     *at = gone->next;
-    give_back(gone, freed_ns);
+    free_slice(gone, freed_ns);
   }
   pthread_mutex_unlock(&lock);
   return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -236,9 +236,9 @@ static bool was_unmapped(const void *pointer) {
   return false;
 }
 
-/* Whether the use of a live slice is one of it, and not of memory that was there before. */
+/* False if the use is not of this allocation, but of an earlier one at the same address. */
 static bool use_live(slice *one, const char *by, uint64_t issued_ns, uint64_t until_ns) {
-  if (issued_ns < one->born_ns && until_ns > one->freed_ns && one->freed_ns != 0) return false;
+  if (issued_ns < one->allocated_ns && until_ns > one->freed_ns && one->freed_ns != 0) return false;
   if (until_ns > one->used_ns) {
     one->used_ns = until_ns;
     one->used_by = by;
@@ -250,7 +250,7 @@ bool mock_use(const char *by, const void *pointer, size_t n_bytes, uint64_t issu
   const char *at = pointer, *const end = at + n_bytes;
   bool is_there = true, is_known = true;
   pthread_mutex_lock(&lock);
-  while (at < end && is_there && is_known) { /* a buffer may lie across mappings */
+  while (at < end && is_there && is_known) { /* a buffer may extend over several mappings */
     slice **const live = place_of(at), **const freed = live == NULL ? place_in(&free_slices, at) : NULL;
     is_known = live != NULL || freed != NULL;
     if (live != NULL) is_there = use_live(*live, by, issued_ns, until_ns);
@@ -258,7 +258,7 @@ bool mock_use(const char *by, const void *pointer, size_t n_bytes, uint64_t issu
     else is_there = !was_unmapped(at);
     if (is_known) at = live != NULL ? (*live)->base + (*live)->n_bytes : (*freed)->base + (*freed)->n_bytes;
   }
-  if (!is_there) tell(by, at);
+  if (!is_there) report(by, at);
   pthread_mutex_unlock(&lock);
   return is_there;
 }
@@ -280,20 +280,20 @@ void mock_map_memory(char *base, size_t n_bytes, int device) {
 }
 
 void mock_unmap_memory(char *base, size_t n_bytes) {
-  forget(base, n_bytes);
+  before_free(base, n_bytes);
   pthread_mutex_lock(&lock);
   slice **const at = place_of(base);
   if (at != NULL) {
     slice *const gone = *at;
     *at = gone->next;
-    if (gone->used_ns > mock_now_ns()) tell(gone->used_by, base);
+    if (gone->used_ns > mock_now_ns()) report(gone->used_by, base);
     free(gone);
   }
   note_unmapped(base, n_bytes);
   pthread_mutex_unlock(&lock);
 }
 
-/* Memory of the host that the GPU reaches: no other process does. */
+/* Host memory that the GPU can access; it is not shared with other processes. */
 cuda_error mock_allocate_host(void **pointer, size_t n_bytes) {
   *pointer = NULL;
   if (n_bytes == 0) return CUDA_SUCCESS;
@@ -322,7 +322,7 @@ void mock_describe_pointer(cuda_pointer_attributes *attributes, const void *poin
   pthread_mutex_unlock(&lock);
 }
 
-/* Where another process finds this memory: a file of ours, and an offset in it. */
+/* The file of this process, and the offset in it, by which another process can map this memory. */
 bool mock_locate(const void *pointer, int *file, uint64_t *offset) {
   bool found = false;
   pthread_mutex_lock(&lock);
@@ -347,7 +347,7 @@ bool mock_find(const void *pointer, void **base, size_t *n_bytes) {
   return at != NULL;
 }
 
-/* Pages that hold nothing are zero and take no memory: NCCL clears all that it allocates and fills little of it. */
+/* Frees whole pages, which then read as zero: NCCL clears all memory that it allocates, and writes to little of it. */
 void mock_clear(void *from, size_t n_bytes) {
   char *const at = from;
   char *const first = (char *)(uintptr_t)round_up((uintptr_t)at, GRANULARITY);

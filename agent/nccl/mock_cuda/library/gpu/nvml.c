@@ -1,4 +1,4 @@
-/* NVML by its own names: this library's SONAME is libnvidia-ml.so.1, so that whoever opens that gets this. */
+/* NVML by its own names: this library's SONAME is libnvidia-ml.so.1, so that opening that returns this library. */
 #include <stdio.h>
 #include <string.h>
 
@@ -43,7 +43,7 @@ NVML nvmlDeviceGetHandleByIndex(unsigned index, mock_device **device) {
   return nvmlDeviceGetHandleByIndex_v2(index, device);
 }
 
-/* Bus ids come with domains of four or eight digits. */
+/* Domains of bus ids have four or eight digits. */
 NVML nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, mock_device **device);
 NVML nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, mock_device **device) {
   for (unsigned i = 0; i < mock_the_machine.n_devices; i++)
@@ -56,7 +56,7 @@ NVML nvmlDeviceGetHandleByPciBusId(const char *bus_id, mock_device **device) {
   return nvmlDeviceGetHandleByPciBusId_v2(bus_id, device);
 }
 
-/* As torch writes a GPU's bytes. */
+/* In torch's format of a UUID. */
 NVML nvmlDeviceGetHandleByUUID(const char *uuid, mock_device **device);
 NVML nvmlDeviceGetHandleByUUID(const char *uuid, mock_device **device) {
   for (unsigned i = 0; i < mock_the_machine.n_devices; i++) {
@@ -126,7 +126,7 @@ NVML nvmlDeviceGetNvLinkRemoteDeviceType(UNUSED const mock_device *device, UNUSE
   return NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* NVLinks are those of the topology file, which NCCL reads by itself. */
+/* NCCL reads NVLinks in the topology file. */
 NVML nvmlDeviceGetNvLinkState(UNUSED const mock_device *device, UNUSED unsigned link, int *active);
 NVML nvmlDeviceGetNvLinkState(UNUSED const mock_device *device, UNUSED unsigned link, int *active) {
   *active = 0;

@@ -1,4 +1,4 @@
-/* Functions of a loaded library replaced in memory; nothing on disk changes. */
+/* Replaces functions of a loaded library in memory; nothing on disk changes. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -36,7 +36,7 @@ static void write_stub(unsigned char *at, const void *argument, const void *targ
   memcpy(at + 24, &target, 8);
 }
 #else
-#error "the mock CUDA knows x86-64 and aarch64"
+#error "the mock CUDA supports x86-64 and aarch64"
 #endif
 
 void *mock_find_function(const mock_function *functions, size_t n_functions, const char *name) {
@@ -45,7 +45,7 @@ void *mock_find_function(const mock_function *functions, size_t n_functions, con
   return NULL;
 }
 
-static cuda_error say_missing(const char *name) {
+static cuda_error report_missing(const char *name) {
   fprintf(stderr, "zerotune: the mock CUDA has no %s, and says that it is not supported\n", name);
   return CUDA_ERROR_NOT_SUPPORTED;
 }
@@ -56,7 +56,7 @@ static int protect(const void *at, size_t n_bytes, int protection) {
   return mprotect((void *)first, (uintptr_t)at + n_bytes - first, protection);
 }
 
-/* "cudaMalloc_ptsz" does what "cudaMalloc" does: streams of their own per thread mean nothing here. */
+/* "cudaMalloc_ptsz" does the same as "cudaMalloc": per-thread default streams have no effect here. */
 static void *function_for(const char *name, int kind) {
   if (kind == MOCK_BLAS) return mock_blas_function != NULL ? mock_blas_function(name) : NULL;
   char base[128];
@@ -76,11 +76,11 @@ int mock_cuda_patch(const char *const *names, void *const *addresses, const uint
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (stubs == MAP_FAILED) return -1;
   for (size_t i = 0; i < n_functions; i++) {
-    if (sizes[i] < JUMP_BYTES) continue; /* returns a constant: CUDA 13 has such where it took a function away */
+    if (sizes[i] < JUMP_BYTES) continue; /* returns a constant: a function that CUDA 13 has removed */
     void *target = function_for(names[i], kind);
     if (target == NULL) {
       target = stubs + i * STUB_BYTES;
-      write_stub(target, strdup(names[i]), (const void *)say_missing);
+      write_stub(target, strdup(names[i]), (const void *)report_missing);
     }
     if (protect(addresses[i], JUMP_BYTES, PROT_READ | PROT_WRITE | PROT_EXEC) != 0) return -1;
     write_jump(addresses[i], target);

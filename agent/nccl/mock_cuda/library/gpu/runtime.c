@@ -1,4 +1,4 @@
-/* cudart as NCCL calls it. */
+/* The part of cudart that NCCL calls. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,8 +155,8 @@ static int bus_of(int device) {
   return (int)strtol(mock_the_machine.devices[device].bus_id + strlen("0000:"), NULL, 16);
 }
 
-/* cudaDeviceProp, by CUDA 12's name of the function and by CUDA 13's. */
-static cuda_error give_properties(char *properties, int device, bool since_13) {
+/* cudaDeviceProp in the layouts of CUDA 12 and CUDA 13, whose functions have different names. */
+static cuda_error fill_properties(char *properties, int device, bool since_13) {
   const mock_device *found = device_at(device);
   if (found == NULL) return CUDA_ERROR_INVALID_DEVICE;
   memset(properties, 0, since_13 ? 1008 : 1032);
@@ -204,11 +204,11 @@ static cuda_error give_properties(char *properties, int device, bool since_13) {
 }
 
 static cuda_error cudaGetDeviceProperties_v2(char *properties, int device) {
-  return give_properties(properties, device, false);
+  return fill_properties(properties, device, false);
 }
 
 static cuda_error cudaGetDeviceProperties(char *properties, int device) {
-  return give_properties(properties, device, true);
+  return fill_properties(properties, device, true);
 }
 
 static cuda_error cudaDeviceCanAccessPeer(int *can, UNUSED int device, UNUSED int peer) {
@@ -216,7 +216,7 @@ static cuda_error cudaDeviceCanAccessPeer(int *can, UNUSED int device, UNUSED in
   return CUDA_SUCCESS;
 }
 
-static cuda_error give_version(int *version) {
+static cuda_error return_version(int *version) {
   *version = mock_the_machine.cuda_version;
   return CUDA_SUCCESS;
 }
@@ -245,7 +245,7 @@ static cuda_error cudaLaunchKernelExC(const cuda_launch_config *config, UNUSED c
   return mock_on_launch(parameters, NULL, config->stream);
 }
 
-/* ---- the driver behind it ---- */
+/* ---- the driver ---- */
 
 static cuda_error cudaGetDriverEntryPoint(const char *name, void **function, UNUSED unsigned long long flags,
                                           int *result) {
@@ -269,7 +269,7 @@ static const mock_function functions[] = {
     MOCK_FUNCTION(cudaFree),
     MOCK_FUNCTION(cudaHostAlloc),
     {"cudaFreeHost", (void *)cudaFree},
-    {"cudaFreeAsync", (void *)cudaFree}, /* its stream is behind nothing */
+    {"cudaFreeAsync", (void *)cudaFree}, /* streams are never behind */
     SUCCEEDS(cudaHostRegister),
     SUCCEEDS(cudaHostUnregister),
     MOCK_FUNCTION(cudaHostGetDevicePointer),
@@ -293,8 +293,8 @@ static const mock_function functions[] = {
     SUCCEEDS(cudaDeviceEnablePeerAccess),
     SUCCEEDS(cudaSetDeviceFlags),
     SUCCEEDS(cudaDeviceSetLimit),
-    {"cudaDriverGetVersion", (void *)give_version},
-    {"cudaRuntimeGetVersion", (void *)give_version},
+    {"cudaDriverGetVersion", (void *)return_version},
+    {"cudaRuntimeGetVersion", (void *)return_version},
     SUCCEEDS(cudaGetLastError),
     SUCCEEDS(cudaPeekAtLastError),
     MOCK_FUNCTION(cudaGetErrorString),
@@ -302,7 +302,7 @@ static const mock_function functions[] = {
     MOCK_FUNCTION(cudaFuncGetAttributes),
     SUCCEEDS(cudaFuncSetAttribute),
     MOCK_FUNCTION(cudaGetFuncBySymbol),
-    SUCCEEDS(cudaLaunchKernel), /* no collective: it scales the numbers of a single rank */
+    SUCCEEDS(cudaLaunchKernel), /* not a collective: it scales the numbers of a single rank */
     MOCK_FUNCTION(cudaLaunchKernelExC),
     MOCK_FUNCTION(cudaGetDriverEntryPoint),
     MOCK_FUNCTION(cudaGetDriverEntryPointByVersion),

@@ -1,4 +1,4 @@
-/* Streams and events of a GPU that is infinitely fast: what a stream is given is over when the call returns. */
+/* Streams and events of an infinitely fast GPU: work is over when the call that enqueues it returns. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +23,7 @@ static cuda_error cudaStreamGetId(void *stream, unsigned long long *id) {
   return CUDA_SUCCESS;
 }
 
-static cuda_error give_zero(UNUSED void *stream, int *value) {
+static cuda_error return_zero(UNUSED void *stream, int *value) {
   *value = 0;
   return CUDA_SUCCESS;
 }
@@ -34,7 +34,7 @@ static cuda_error cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
   return CUDA_SUCCESS;
 }
 
-/* No stream captures; releases differ in what they ask for behind the id. */
+/* No stream captures; releases have different arguments after the id. */
 static cuda_error capture_info(UNUSED void *stream, int *status, unsigned long long *id) {
   *status = 0;
   if (id != NULL) *id = 0;
@@ -75,15 +75,15 @@ static const mock_function functions[] = {
     {"cudaStreamCreateWithPriority", (void *)make_token},
     {"cudaStreamDestroy", (void *)drop_token},
     MOCK_FUNCTION(cudaStreamGetId),
-    {"cudaStreamGetPriority", (void *)give_zero},
-    {"cudaStreamGetFlags", (void *)give_zero},
+    {"cudaStreamGetPriority", (void *)return_zero},
+    {"cudaStreamGetFlags", (void *)return_zero},
     MOCK_FUNCTION(cudaDeviceGetStreamPriorityRange),
     SUCCEEDS(cudaStreamQuery),
     SUCCEEDS(cudaStreamSynchronize),
     SUCCEEDS(cudaDeviceSynchronize),
     SUCCEEDS(cudaStreamWaitEvent),
     MOCK_FUNCTION(cudaLaunchHostFunc),
-    {"cudaStreamIsCapturing", (void *)give_zero},
+    {"cudaStreamIsCapturing", (void *)return_zero},
     {"cudaStreamGetCaptureInfo", (void *)capture_info},
     {"cudaStreamGetCaptureInfo_v2", (void *)capture_info},
     {"cudaStreamGetCaptureInfo_v3", (void *)capture_info},

@@ -1,4 +1,4 @@
-/* NCCL's kernels: what was launched, and its times told to the counters that NCCL's profiler reads.
+/* NCCL's kernels: records launched collectives, and writes their times to the counters that NCCL's profiler reads.
  *
  * Kernel arguments and device structs: src/include/device.h of each release; order of counter and time:
  * src/device/common.h (profiler).
@@ -21,9 +21,9 @@ enum { STORAGE_ARGS = 0 };
 enum { WORK_P2P = 0, WORK_COLLECTIVE = 1, WORK_REGISTERED = 2 };
 /* ncclDevWorkColl begins with its channels, one byte each */
 enum { WORK_FIRST_CHANNEL = 0, WORK_LAST_CHANNEL = 1 };
-/* profilerEnabled, of collectives and of ncclDevWorkP2p: byte and bit */
+/* profilerEnabled, for collectives and for ncclDevWorkP2p: byte and bit */
 enum { COLLECTIVE_WATCHED = 3, COLLECTIVE_WATCHED_BIT = 0x80, P2P_WATCHED = 46, P2P_WATCHED_BIT = 0x40 };
-/* ncclDevWorkP2p and ncclDevWorkBcast; what ncclDevWorkCollReg has behind a collective's work */
+/* size of ncclDevWorkP2p and ncclDevWorkBcast; size of the rest of ncclDevWorkCollReg after a collective's work */
 enum { OTHER_WORK_BYTES = 48, REGISTERED_BYTES = 192 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -85,7 +85,7 @@ static batch batch_at(const char *args, uint32_t index) {
   return (batch){flags & 0x3fff, flags >> 15 & 3, flags >> 17 & (uint32_t)mock_the_layout.function_mask, u32_at(at, 4), u64_at(at, 8)};
 }
 
-/* ---- what was launched ---- */
+/* ---- recording ---- */
 
 static void record(const mock_work *work) {
   own[work->number] = *work;
@@ -103,7 +103,7 @@ static void add_step(kernel *launch, uint32_t channel, uint32_t work) {
   launch->steps[launch->n_steps++] = (step){(uint8_t)channel, work};
 }
 
-/* Elements over all of a collective's channels: the first and the last have a share of their own. */
+/* Elements over all of a collective's channels: the first and the last channel have other counts. */
 static uint64_t count_of(const char *work, uint32_t n_channels) {
   const int32_t at = mock_the_layout.work_counts;
   if (at < 0) return 0;
@@ -112,13 +112,14 @@ static uint64_t count_of(const char *work, uint32_t n_channels) {
   return lowest + middle * (n_channels - 2) + highest;
 }
 
-/* {chunkGrainsLo:21, chunkGrainsMid:21, chunkGrainsHi:21}, behind the counts */
+/* {chunkGrainsLo:21, chunkGrainsMid:21, chunkGrainsHi:21}, after the counts */
 static uint32_t chunk_grains_of(const char *work) {
   const int32_t at = mock_the_layout.work_counts;
   return at < 0 ? 0 : (uint32_t)u64_at(work, at + 24) & 0x1fffff;
 }
 
-/* A work is known by its place in the buffer; the channels of one follow each other, so it is mostly the one sought last. */
+/* The number of the work at this place in the buffer. Mostly it is `guess`, since channels of a work are consecutive.
+ * */
 static uint32_t number_of(const uint64_t *places, uint32_t n, uint64_t place, uint32_t guess) {
   for (uint32_t i = 0; i < n; i++) {
     const uint32_t at = (guess + i) % n;
@@ -133,8 +134,8 @@ static uint32_t work_bytes(uint32_t type) {
   return type == WORK_REGISTERED ? of_collective + REGISTERED_BYTES : OTHER_WORK_BYTES;
 }
 
-/* Whether host and device count it, which they must do alike: a device ahead of the host tells it the times of earlier
- * works. Grouped broadcasts have no such mark, and the host counts none where marks count. */
+/* Whether host and device count it. They must agree: otherwise the host reads times of earlier works. Grouped
+ * broadcasts have no mark, so a host that counts marked works only does not count them. */
 static bool is_counted(const char *work, uint32_t type) {
   if (!mock_the_layout.counts_watched_only) return true;
   if (type == WORK_P2P) return work[P2P_WATCHED] & P2P_WATCHED_BIT;
@@ -179,8 +180,8 @@ static void read_batch(const char *args, const batch *one, uint32_t channel, ker
 
 /* ---- times ---- */
 
-/* Time before counter: the reader takes a slot for valid once its counter fits. */
-static void tell(char *counters, uint32_t channel, uint64_t number, uint64_t time_ns) {
+/* Time before counter: a slot is valid for the reader once it has the expected counter. */
+static void report(char *counters, uint32_t channel, uint64_t number, uint64_t time_ns) {
   if (!mock_the_layout.times) {
     atomic_store((_Atomic uint64_t *)(void *)counters + channel, number);
     return;
@@ -190,7 +191,7 @@ static void tell(char *counters, uint32_t channel, uint64_t number, uint64_t tim
   atomic_store(&slot[0], number);
 }
 
-/* Tells the times of each work; what is no collective takes those of the last. */
+/* Writes the times of each work; a work that is no collective gets those of the last. */
 static void finish(const kernel *launch, const uint64_t *start_ns, const uint64_t *end_ns) {
   const mock_layout *layout = &mock_the_layout;
   if (layout->work_started < 0) return;
@@ -202,8 +203,8 @@ static void finish(const kernel *launch, const uint64_t *start_ns, const uint64_
     const uint32_t place = work != NO_WORK ? work : launch->n_works != 0 ? launch->n_works - 1 : 0;
     char *const counter = channels + layout->channel_bytes * (int64_t)channel + layout->work_counter;
     const uint64_t number = u64_at(counter, 0) + 1;
-    if (started != NULL) tell(started, channel, number, start_ns[place]);
-    if (completed != NULL) tell(completed, channel, number, end_ns[place]);
+    if (started != NULL) report(started, channel, number, start_ns[place]);
+    if (completed != NULL) report(completed, channel, number, end_ns[place]);
     memcpy(counter, &number, sizeof number);
   }
 }
@@ -214,7 +215,7 @@ void mock_kernel_ran(const kernel *one, const uint64_t *start_ns, const uint64_t
   pthread_mutex_unlock(&lock);
 }
 
-/* An end that nobody else tells. */
+/* For a kernel without modelled times. */
 static void finish_now(const kernel *launch) {
   uint64_t start_ns[OWN_WORKS], end_ns[OWN_WORKS];
   if (duration_us < 0) return;
@@ -249,7 +250,7 @@ static void read_launch(const char *args, kernel *launch, mock_work *work) {
 
 cuda_error mock_on_launch(void **parameters, void **extra, void *stream) {
   const char *const args = arguments_of(parameters, extra);
-  if (args == NULL || !mock_the_layout.batches) return CUDA_SUCCESS; /* 2.21's cannot be read, nor can it have several nodes */
+  if (args == NULL || !mock_the_layout.batches) return CUDA_SUCCESS; /* launches of 2.21 cannot be read */
   const bool is_priced = mock_is_priced != NULL && mock_is_priced();
   pthread_mutex_lock(&lock);
   kernel launch = {.communicator = pointer_at(args, 0)};

@@ -1,4 +1,4 @@
-/* Calls of libc that a loaded libnccl makes, sent to ours by its own table; nothing on disk changes. */
+/* Redirects calls of libc by a loaded libnccl to the mock, in its relocation table; nothing on disk changes. */
 #include <elf.h>
 #include <link.h>
 #include <poll.h>
@@ -26,7 +26,7 @@ int mock_unlink(const char *path);
 
 static const struct {
   const char *name;
-  void *ours;
+  void *mock;
 } CALLS[] = {
     {"accept", (void *)mock_accept}, {"mkstemp", (void *)mock_mkstemp}, {"munmap", (void *)mock_munmap},
     {"open", (void *)mock_open},     {"poll", (void *)mock_poll},       {"recv", (void *)mock_recv},
@@ -63,7 +63,7 @@ static int find_library(struct dl_phdr_info *info, size_t size, void *asked) {
   return 1;
 }
 
-int mock_cuda_take_calls(const void *within) {
+int mock_cuda_redirect_calls(const void *within) {
   library_of library = {.within = (uintptr_t)within};
   if (dl_iterate_phdr(find_library, &library) == 0 || library.dynamic == NULL) return -1;
   const ElfW(Rela) *calls = NULL;
@@ -81,7 +81,7 @@ int mock_cuda_take_calls(const void *within) {
     if (ELF64_R_TYPE(calls[i].r_info) != RELOCATION_OF_CALLS) continue;
     const char *name = names + symbols[ELF64_R_SYM(calls[i].r_info)].st_name;
     for (size_t j = 0; j < sizeof CALLS / sizeof *CALLS; j++)
-      if (strcmp(name, CALLS[j].name) == 0 && replace((void **)(library.base + calls[i].r_offset), CALLS[j].ours) != 0)
+      if (strcmp(name, CALLS[j].name) == 0 && replace((void **)(library.base + calls[i].r_offset), CALLS[j].mock) != 0)
         return -1;
   }
   return 0;

@@ -1,6 +1,6 @@
-/* A net plugin (v8, which every release from 2.21 on takes): the NICs of the topology file by their names, so that
- * NCCL's search keeps them. A request is over when it is made, and carries nothing. Beside it a plugin for collectives in
- * the switches, as SHARP has them, of those NICs that the file says can do them. */
+/* A net plugin, v8, which every release from 2.21 on accepts. It has the NICs of the topology file by their names, so
+ * that NCCL's search keeps them. A request is over when it is made, and transfers nothing. A second plugin, for the
+ * NICs that support it by the file, has collectives in the switches, as SHARP. */
 #include <string.h>
 
 #include "../mock_cuda.h"
@@ -17,7 +17,7 @@ typedef struct {
   int max_communicators, max_receives, device_type, device_version;
 } net_properties;
 
-static char token; /* what every handle points to */
+static char token; /* every handle points to it */
 
 static int init(UNUSED void *log) { return 0; }
 

@@ -1,5 +1,5 @@
-/* NCCL's network proxies wait for kernels to fill and empty buffers. An infinitely fast GPU lets them go on: its
- * tails and heads are far ahead, and a slot that a proxy took is ready at once, with nothing in it. */
+/* NCCL's network proxies wait for kernels to fill and empty buffers. An infinitely fast GPU never lets them wait: its
+ * tails and heads are far ahead, and a slot that a proxy took is ready at once, with size 0. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 #include "../mock_cuda.h"
 
 #if defined(__x86_64__) && defined(__GLIBC__)
-/* Newer glibc has both names; a wheel is for 2.17 and newer. */
+/* Wheels are for glibc 2.17 and newer; newer glibc has both symbol versions. */
 __asm__(".symver pthread_create,pthread_create@GLIBC_2.2.5");
 __asm__(".symver pthread_detach,pthread_detach@GLIBC_2.2.5");
 #endif
@@ -25,7 +25,7 @@ __asm__(".symver pthread_detach,pthread_detach@GLIBC_2.2.5");
 #define FIFO 96
 #define OFTEN_NS 20000
 #define SELDOM_NS 1000000
-#define N_IDLE 1000u /* often, without finding anything: 20 ms and more */
+#define N_IDLE 1000u /* idle polls before polling seldom: 20 ms and more */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char **fifos;
@@ -51,7 +51,7 @@ static bool drain_once(void) {
   return any;
 }
 
-/* Polls often while proxies ask, and seldom once none has for a while. */
+/* Polls often while proxies take slots, and seldom after they have taken none for a while. */
 static void *drain(void *nothing) {
   for (unsigned n_idle = 0;; n_idle++) {
     pthread_mutex_lock(&lock);
@@ -109,8 +109,8 @@ void mock_let_proxies_run(const char *communicator, uint64_t channel_mask) {
   const char *const channels = pointer_at(communicator, layout->channels);
   for (int channel = 0; channel < MOCK_MAX_CHANNELS; channel++) {
     if (!(channel_mask >> channel & 1)) continue;
-    /* Behind the ranks is the root of collectives in the switches, whose proxies compare what they are given with sizes
-     * that only the kernels know: these wait for good. */
+    /* The entry after the ranks is the root of collectives in the switches. Its proxies compare slots with sizes that
+     * only kernels know, so they must wait forever. */
     char **const peers = pointer_at(channels + layout->channel_bytes * (int64_t)channel, 0);
     for (int rank = 0; peers != NULL && rank < n_ranks; rank++)
       if (peers[rank] != NULL) open_peer(peers[rank]);

@@ -1,6 +1,6 @@
-/* The files in /dev/shm by which NCCL's ranks share tens of megabytes: anonymous here, so that none stays behind when a
- * process is killed. Ranks tell each other the last six characters of a file's name; ours say whose file it is, and
- * which, and it is opened through /proc/<pid>/fd. */
+/* NCCL's ranks share tens of megabytes by files in /dev/shm. Here these are anonymous, so that none is left behind when
+ * a process is killed. Ranks send each other the last six characters of a file's name. The mock encodes process id and
+ * descriptor in them, and opens the file through /proc/<pid>/fd. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -16,10 +16,10 @@
 static const char PREFIX[] = "/dev/shm/nccl-"; /* ncclShmOpen: the same from 2.21 to 2.32 */
 static const char DIGITS[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 enum { PREFIX_LENGTH = sizeof PREFIX - 1, N_DIGITS = 6, BASE = sizeof DIGITS - 1 };
-#define MAX_FILES UINT64_C(13541) /* 62 to the sixth, over Linux's most processes, 2 to the 22nd */
+#define MAX_FILES UINT64_C(13541) /* 62^6 names over Linux's 2^22 processes */
 
 static bool is_shared(const char *path) {
-  return path != NULL /* 2.29 asks for that, too */ && strncmp(path, PREFIX, PREFIX_LENGTH) == 0 && strlen(path) == PREFIX_LENGTH + N_DIGITS;
+  return path != NULL /* 2.29 opens that, too */ && strncmp(path, PREFIX, PREFIX_LENGTH) == 0 && strlen(path) == PREFIX_LENGTH + N_DIGITS;
 }
 
 int mock_mkstemp(char *path) {
@@ -58,7 +58,7 @@ int mock_open(const char *path, int flags, ...) {
   return file < 0 && errno == ENOENT && is_shared(path) ? open_anonymous(path, flags) : file;
 }
 
-/* An anonymous file is gone once nobody has it open. */
+/* An anonymous file is freed by its last close. */
 int mock_unlink(const char *path) {
   const int failed = unlink(path);
   return is_shared(path) ? 0 : failed;

@@ -1,4 +1,4 @@
-"""Asking the node's service, `zerotune daemon --all-users`, for a daemon of this user's."""
+"""Asks the node's service, `zerotune daemon --all-users`, for this user's daemon."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ...store.private_folders import open_socket_folder
 from ..settings import ENV_ENDPOINT
 
 ADDRESS_TIMEOUT_S: Final = 0.5
-"""The service tells the address at once, whether a daemon serves there already or not."""
+"""The service sends the address at once, whether or not a daemon serves there already."""
 _TIMEVAL: Final = struct.Struct("@ll")
 MAX_ANSWER_BYTES: Final = 65_536
-"""Two addresses take less than 300; a peer that sends more is no service of ours."""
+"""Two addresses take less than 300 bytes; a peer that sends more is not the service."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the service said."""
+    """The service's answer."""
 
     endpoint: str = ""
     problem: str = ""
@@ -34,8 +34,8 @@ class Answer(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def is_there() -> bool:
-    """Whether `knock` would ask a service here; nothing is asked, so that no daemon is started."""
+def has_service() -> bool:
+    """Whether this node has a service for `request_daemon`; does not connect, so no daemon is started."""
     if _names_another_place():
         return False
     try:
@@ -49,14 +49,14 @@ def _names_another_place() -> bool:
     return bool(os.environ.get(ENV_ENDPOINT) or os.environ.get("ZEROTUNE_RUNTIME_DIR"))
 
 
-def knock(wait_s: float) -> Answer | None:
-    """Ask for a daemon, and have the folder of its socket made, in which `default_endpoint` finds it.
+def request_daemon(wait_s: float) -> Answer | None:
+    """Ask for a daemon. The service also creates the folder of its socket, where `default_endpoint` finds it.
 
     Args:
-        wait_s: for how long to wait until it serves, or the service says that it cannot.
+        wait_s: how long to wait until the daemon serves, or the service answers that it cannot.
 
     Returns:
-        The answer; None where the user has named another place, or no service of root's serves this user here.
+        The answer; None if the user has named another place, or no service of root's serves this user here.
     """
     if _names_another_place():
         return None
@@ -64,7 +64,7 @@ def knock(wait_s: float) -> Answer | None:
     try:
         os.close(open_socket_folder(folder))
         with sockets.socket(sockets.AF_UNIX) as door:
-            # With a timeout of Python's, a door at which many wait would refuse at once.
+            # SO_SNDTIMEO and not `settimeout`: a non-blocking connect fails at once if the backlog is full.
             door.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDTIMEO, _TIMEVAL.pack(0, int(ADDRESS_TIMEOUT_S * 1e6)))
             door.connect(str(folder / SERVICE_DOOR))
             if peer_of(door).uid not in (0, os.getuid()):
@@ -75,28 +75,28 @@ def knock(wait_s: float) -> Answer | None:
 
 
 def _listen(door: sockets.socket, wait_s: float) -> Answer | None:
-    heard = b""
+    received = b""
     ends_at_s = time.monotonic() + ADDRESS_TIMEOUT_S
     try:
-        while len(heard) < MAX_ANSWER_BYTES:
-            had_line = b"\n" in heard
+        while len(received) < MAX_ANSWER_BYTES:
+            had_line = b"\n" in received
             door.settimeout(max(0.001, ends_at_s - time.monotonic()))
             if not (part := door.recv(4096)):
                 break
-            heard += part
-            if b"\n" in heard and not had_line:
+            received += part
+            if b"\n" in received and not had_line:
                 ends_at_s = time.monotonic() + wait_s
                 if wait_s <= 0.0:
                     break
     except TimeoutError:
         pass
-    said: dict[str, str] = {}
-    for line in heard.splitlines():
+    fields: dict[str, str] = {}
+    for line in received.splitlines():
         try:
-            said |= msgspec.json.decode(line, type=dict[str, str])
+            fields |= msgspec.json.decode(line, type=dict[str, str])
         except msgspec.DecodeError:
-            break  # cut short, or no service of ours
+            break  # a line cut short, or not the service
     try:
-        return msgspec.convert(said, Answer) if said else None
+        return msgspec.convert(fields, Answer) if fields else None
     except msgspec.ValidationError:
         return None

@@ -1,6 +1,6 @@
 import numpy as np
 
-from zerotune.agent.daemon_link.cost_book import MAX_QUESTIONS, CostBook
+from zerotune.agent.daemon_link.cost_table_cache import MAX_QUESTIONS, CostTableCache
 from zerotune.store import wire
 
 
@@ -16,7 +16,7 @@ def told(book):
 
 
 def test_it_is_bounded_and_forgets_what_was_asked_longest_ago():
-    book = CostBook()
+    book = CostTableCache()
     for message_bytes in range(1, MAX_QUESTIONS + 3):
         book.add(tables(message_bytes))
     kept = [message_bytes for message_bytes, _ in told(book)]

@@ -1,6 +1,6 @@
-"""Which variables may be tried from start to start: none that changes results, peers of a job, or what code is loaded.
+"""Which variables may be tried from start to start: none that changes results, a job's peers, or the code loaded.
 
-Every rank asks by itself, since a proposal comes from the job's store, where others may write.
+Every rank checks by itself, since a proposal comes from the job's store, where other processes may write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REFUSED: Final = (
         "it says whom a job talks to, and by which way",
     ),
 )
-"""Names, and what follows them after an underscore; and why a user's list may not have them."""
+"""(names, also with a suffix after an underscore; why a user's list must not contain them)."""
 
 
 def why_refused(variable: str) -> str:

@@ -1,7 +1,7 @@
-"""Waits beside a launched command until that ends, and says so if none of its processes could tell what was tuned.
+"""Waits until a launched command ends, and prints why nothing was tuned if none of its processes could print it.
 
-`launch` replaces itself by the command, which so gets all signals and gives its own exit code; this process only looks
-on. It is neither the command's child nor of its session.
+`launch` replaces itself by the command, so that the command gets all signals and returns its own exit code. This
+process only watches. It is neither a child of the command nor in its session.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import time
 from pathlib import Path
 
 from ..store.foreign.own_python import python_with
-from .reasons import Mark, Reason, say, untuned
+from .reasons import Mark, Reason, print_line, untuned
 
-LOOK_EVERY_S = 0.2
-"""Where the kernel has no pidfd_open (before 5.3)."""
+POLL_S = 0.2
+"""Poll interval on kernels without pidfd_open (before 5.3)."""
 
 
 def begin(folder: str) -> None:
-    """Have this process watched, whatever program it runs next.
+    """Have this process watched, whatever program it executes next.
 
     Args:
-        folder: where its processes will leave their marks; removed in the end.
+        folder: for the marks of its processes; removed in the end.
     """
-    words = [*python_with("zerotune.agent.vigil"), str(os.getpid()), folder]
-    # The shell leaves at once, so that the command has no child that it did not start.
+    words = [*python_with("zerotune.agent.exit_watcher"), str(os.getpid()), folder]
+    # The shell exits at once, so that the command has no child that it did not start.
     subprocess.run(
         ["/bin/sh", "-c", '"$@" &', "sh", *words],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, check=False,
@@ -36,14 +36,14 @@ def begin(folder: str) -> None:
 
 
 def missing(marks: set[str]) -> Reason | None:
-    """What nobody has told, by the marks that processes on this node left; None: nothing."""
+    """The reason that no process has printed, according to the marks on this node; None: nothing is missing."""
     if Mark.failed.value in marks:
         return Reason.script_failed
     if Mark.agent.value not in marks:
         return Reason.no_agent
     if Mark.group.value not in marks:
         return Reason.no_group
-    return Reason.cut_short if Mark.rank_0.value in marks and Mark.told.value not in marks else None
+    return Reason.cut_short if Mark.rank_0.value in marks and Mark.reported.value not in marks else None
 
 
 def _wait(pid: int) -> None:
@@ -54,20 +54,20 @@ def _wait(pid: int) -> None:
         return
     except (AttributeError, OSError):
         while os.path.exists(f"/proc/{pid}"):
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_S)
 
 
 def main(pid: int, folder: str) -> None:
-    """Wait, say what is missing, leave nothing behind."""
+    """Wait for `pid`, print the missing reason, remove `folder`."""
     _wait(pid)
     try:
         reason = missing(set(os.listdir(folder)))
         how = Path(folder, Mark.failed.value).read_text("utf-8") if reason is Reason.script_failed else ""
-    except OSError:  # somebody has cleaned up
+    except OSError:  # the folder was removed
         return
     shutil.rmtree(folder, ignore_errors=True)
     if reason is not None:
-        say(untuned(reason, how, where=" on this node"))
+        print_line(untuned(reason, how, where=" on this node"))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The way to a daemon, which is checked before the first byte.
+"""A connection to a daemon, whose identity is checked before the first byte is sent.
 
-A daemon's plans decide how fast training is, and what is sent to it tells about the job. So a client makes sure of the
-daemon at `tcp://` by its key, and at `ipc://` by the folder of its socket, where only this user and root may put one,
-and by the user who listens there.
+A daemon's plans decide how fast training is, and messages to it describe the job. So a client identifies a daemon at
+`tcp://` by its key. At `ipc://` it checks that only this user and root may write to the socket's folder, and which user
+listens there.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from .least_free import refuse_few_files, refuse_few_threads
 
 
 def new_context() -> zmq.Context[Any]:
-    """ZeroMQ's threads, begun only where there is room for them.
+    """A ZeroMQ context.
 
     Raises:
-        UserError: there are not enough free descriptors or threads.
+        UserError: too few descriptors or threads are free for it.
     """
     refuse_few_files()
     refuse_few_threads()
     return zmq.Context()
 
 
-class Line:
+class Connection:
     """Connects one socket to the daemon at an endpoint.
 
-    The folder of an `ipc://` socket is held open and the socket is reached through it: when ZeroMQ connects again,
-    it does so in the folder that was checked, whatever has come to stand in its place.
+    The folder of an `ipc://` socket is kept open, and the socket's path goes through its descriptor. So when ZeroMQ
+    reconnects, it uses the folder that was checked, even if another folder has replaced it.
 
     Args:
         endpoint: the daemon's, `ipc://…` or `tcp://…`.
@@ -55,14 +55,14 @@ class Line:
         self._is_connected = False
 
     def connect(self, socket: zmq.Socket[Any]) -> bool:
-        """Connect, unless that has been done; to be called now and then while no daemon may be there yet.
+        """Connect, unless connected already; to be called now and then, since a daemon may start later.
 
         Returns:
             False: there is no daemon.
 
         Raises:
-            UntrustedError: another user's is there, or could be.
-            UserError: the endpoint needs keys, and none can be read.
+            UntrustedError: another user's daemon listens there, or could.
+            UserError: the endpoint needs keys, and they cannot be read.
         """
         if self._path is not None:
             return self._connect_ipc(socket, self._path)
@@ -73,7 +73,7 @@ class Line:
         return True
 
     def close(self) -> None:
-        """Call after the socket's context has ended, which may connect again until then."""
+        """Close the folder; to be called after the socket's context has ended, which may reconnect until then."""
         if self._folder >= 0:
             os.close(self._folder)
             self._folder = -1
@@ -88,7 +88,7 @@ class Line:
                 return True
             if not _is_served(f"/proc/self/fd/{folder}/{path.name}", path):
                 return False
-            if self._folder >= 0:  # made anew since: ZeroMQ goes on under the same name
+            if self._folder >= 0:  # a new folder has replaced it: ZeroMQ reconnects through the same descriptor
                 os.dup2(folder, self._folder, inheritable=False)
                 return True
             self._folder, folder = folder, -1
@@ -100,7 +100,7 @@ class Line:
 
 
 def listener_pid(endpoint: str) -> int | None:
-    """Which process listens at an `ipc://` endpoint, 0 for one of another container; None: nobody, or it is `tcp://`."""
+    """The process that listens at an `ipc://` endpoint; 0: one of another container; None: none, or it is `tcp://`."""
     scheme, _, place = endpoint.partition("://")
     try:
         return _listener(place).pid if scheme == "ipc" else None
@@ -111,25 +111,25 @@ def listener_pid(endpoint: str) -> int | None:
 def _listener(path: str) -> Peer:
     """The process that listens at a socket."""
     with sockets.socket(sockets.AF_UNIX) as probe:
-        probe.setblocking(False)  # a daemon that stands still lets connections wait
+        probe.setblocking(False)  # a stopped daemon does not accept connections
         probe.connect(path)
         return peer_of(probe)
 
 
 def _is_served(reached: str, path: Path) -> bool:
-    """Whether this user or root listens at a socket; False where nobody does.
+    """Whether this user or root listens at a socket; False if no process does.
 
     Raises:
-        UntrustedError: another user does, or has made the socket, or may speak for us there.
+        UntrustedError: another user listens there, has made the socket, or may write to it.
     """
     try:
         user = _listener(reached).uid
         found = os.stat(reached)
     except OSError:
         return False
-    ours = (os.getuid(), 0)
-    if user not in ours or found.st_uid not in ours:
-        stranger = user if user not in ours else found.st_uid
+    trusted = (os.getuid(), 0)
+    if user not in trusted or found.st_uid not in trusted:
+        stranger = user if user not in trusted else found.st_uid
         raise UntrustedError(f"the daemon at ipc://{path} is that of user {stranger}", ENDPOINT_REMEDY)
     if found.st_mode & 0o022:
         mode = stat.S_IMODE(found.st_mode)
