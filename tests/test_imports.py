@@ -133,7 +133,7 @@ def test_agent_is_light():
     }
 
 
-def test_whoever_reads_a_store_takes_no_schema_steps(tmp_path):
+def test_reading_a_store_imports_no_migrations(tmp_path):
     opened = "from zerotune.store.sqlite.database import Store; Store.open({!r}, read_only={}).close()"
     path = str(tmp_path / "store.db")
     assert "sqlite_utils" in loaded_after(opened.format(path, False))
@@ -145,7 +145,7 @@ def test_command_line_loads_no_torch():
     assert not loaded & {"torch", "sklearn", "scipy", "sqlite_utils", "matplotlib", "google"}
 
 
-def test_what_is_imported_of_ours_is_there():
+def test_every_import_of_the_tests_exists():
     """In tests that are rarely run, too; mypy looks at all else."""
     folders = {"zerotune": rooms.ROOT / "zerotune", "benchmarks": rooms.ROOT / "benchmarks"}
     wrong = []

@@ -40,7 +40,7 @@ REACHED = {
     "agent_wheel_lines": 23_345,
     "store_lines": 6_367,
     "zero_runtime_lines": 4_992,
-    "tests_lines": 54_506,
+    "tests_lines": 51_902,
     "benchmarks_lines": 22_657,
     "constants": 1_117,
     "files_over_400_lines": 24,

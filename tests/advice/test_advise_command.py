@@ -48,7 +48,7 @@ def test_tables_and_a_picture(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("options", [(), ("--stage", "3"), ("--model-parallel", "4", "--recompute", "full")])
-def test_what_is_to_be_pasted_is_python_or_json(options, monkeypatch, capsys):
+def test_printed_configurations_are_python_or_json(options, monkeypatch, capsys):
     for framework in ("fsdp2", "zero_runtime"):
         ast.parse(advise(monkeypatch, capsys, "7.5B", "--nodes", "2", *options, "--config", framework))
     document = json.loads(advise(monkeypatch, capsys, "7.5B", "--nodes", "2", *options, "--config", "deepspeed"))
@@ -92,7 +92,7 @@ PASTED = {
 
 
 @pytest.mark.parametrize("name", PASTED)
-def test_fsdp2_takes_what_is_pasted(name, sixteen_ranks):
+def test_fsdp2_takes_the_printed_configuration(name, sixteen_ranks):
     one = PASTED[name]
     model = torch.nn.Module()
     model.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
@@ -113,7 +113,7 @@ def test_fsdp2_takes_what_is_pasted(name, sixteen_ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", PASTED)
-def test_deepspeed_takes_what_is_pasted(name, precision):
+def test_deepspeed_takes_the_printed_configuration(name, precision):
     config = pytest.importorskip("deepspeed.runtime.config", reason="pip install -e .[frameworks]")
     one = PASTED[name]
     document = json.loads(snippet("deepspeed", one, from_parameters(1e9), 16 // one.n_model_parallel, precision))

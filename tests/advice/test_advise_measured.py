@@ -55,7 +55,7 @@ def test_collectives_steps_and_memory_replace_what_was_assumed(tmp_path):
     assert used == pytest.approx(0.5 * PROBLEM.cluster.gpu.memory_bytes, rel=1e-6)
 
 
-def test_what_cannot_be_of_this_model_is_refused(tmp_path):
+def test_measurements_of_another_model_are_refused(tmp_path):
     record(tmp_path / "s.db", collectives=False)
     with pytest.raises(UserError):
         measured(PROBLEM, tmp_path / "s.db", None, None)
@@ -63,7 +63,7 @@ def test_what_cannot_be_of_this_model_is_refused(tmp_path):
         measured(PROBLEM, tmp_path / "s.db", None, ZeroConfiguration(stage=3, micro_batch=4096))
 
 
-def test_what_is_of_another_machine_is_refused(tmp_path):
+def test_measurements_of_another_machine_are_refused(tmp_path):
     record(tmp_path / "same.db", facts={"compute_capability": 80})
     assert measured(PROBLEM, tmp_path / "same.db", None, RAN).problem.measured.network_factor
     record(tmp_path / "newer.db", facts={"compute_capability": 90})
@@ -83,7 +83,7 @@ def test_a_store_without_jobs_and_a_job_without_steps_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["stage=3,model-parallel=3", "stage=3,model-parallel=64", "stage=3,hybrid=5"])
-def test_what_cannot_have_run_there_is_refused(text, tmp_path):
+def test_a_choice_that_cannot_have_run_is_refused(text, tmp_path):
     record(tmp_path / "s.db")
     with pytest.raises(UserError):
         measured(PROBLEM, tmp_path / "s.db", None, parse_ran(text))

@@ -42,7 +42,7 @@ def test_plain_data_parallelism_needs_more_than_stage_3():
 
 
 @pytest.mark.parametrize(("parameters", "nodes"), [(1e12, 1), (300e9, 2)])
-def test_what_fits_nowhere_says_the_least_that_would(parameters, nodes):
+def test_a_model_that_fits_nowhere_is_told_the_least_memory_that_would_do(parameters, nodes):
     with pytest.raises(UserError) as caught:
         search(problem(parameters, nodes=nodes))
     needed = [int(word) for word in caught.value.remedy.replace(",", "").split() if word.isdigit()]

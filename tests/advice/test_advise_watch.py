@@ -31,7 +31,7 @@ def steps(n, problem=PROBLEM, running=RUNS, pressure=0.3, first=0):
     return [StepRecord(first + place, 0, 1e6 * parts.total_s, 1e6 * parts.exposed_s, pressure) for place in range(n)]
 
 
-def test_what_is_left_on_the_table_is_named_and_fits():
+def test_faster_alternatives_are_named_and_fit():
     found = alternatives(PROBLEM, RUNS)
     assert {one.change for one in found} >= {"batch", "prefetch", "recompute"}
     for one in found:

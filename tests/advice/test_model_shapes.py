@@ -113,7 +113,7 @@ def test_a_token_meets_as_many_parameters_as_published(name: str, more: dict[str
 
 
 @pytest.mark.parametrize(("before", "more"), [("", {"time_step_limit": [0.0, float("inf")]}), ("\ufeff", {})])
-def test_what_pythons_json_and_editors_write_is_read(before: str, more: dict[str, object], tmp_path: Path) -> None:
+def test_json_as_python_and_editors_write_it_is_read(before: str, more: dict[str, object], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(before + json.dumps({"model_type": "llama", **CONFIGS["llama"][0], **more}), encoding="utf-8")
     assert read_config(path).n_parameters == pytest.approx(6.74e9, rel=0.01)
@@ -150,7 +150,7 @@ def test_transformers_counts_what_our_reader_refuses(tmp_path: Path, monkeypatch
         shape_of_config(path)
 
 
-def test_what_is_unknown_names_what_would_describe_it(tmp_path):
+def test_an_unknown_model_is_told_which_options_describe_it(tmp_path):
     with pytest.raises(UserError, match=r"--layers.*num_experts.*n_shared_experts.*kv_lora_rank"):
         from_config({"model_type": "of_tomorrow"}, "c")
 

@@ -93,7 +93,7 @@ def test_greets_sends_receives_and_says_goodbye(endpoint, channel):
     assert alive.is_set(), "who says goodbye has not lost the daemon"
 
 
-def test_what_is_there_at_the_first_greeting_is_not_lost_while_the_line_is_made(endpoint, channel):
+def test_messages_sent_with_the_first_greeting_are_not_lost(endpoint, channel):
     daemon = Daemon(endpoint)
     for _ in range(5):
         line, *_ = channel((wire.Observations("job", 0, 1), bytes(wire.OBSERVATION_BYTES)))

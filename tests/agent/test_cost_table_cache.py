@@ -15,17 +15,6 @@ def told(book):
     return [(int(row["message_bytes"]), float(row["cost_us"][0, 0])) for row in book.unsent()]
 
 
-def test_each_table_is_told_once_and_all_of_them_again_to_whoever_comes_next():
-    book = CostTableCache()
-    book.add(tables(64, 128))
-    assert told(book) == [(64, 1.0), (128, 1.0)]
-    book.add(tables(256))
-    assert told(book) == [(256, 1.0)]
-    assert told(book) == []
-    book.resend_all()
-    assert told(book) == [(64, 1.0), (128, 1.0), (256, 1.0)]
-
-
 def test_it_is_bounded_and_forgets_what_was_asked_longest_ago():
     book = CostTableCache()
     for message_bytes in range(1, MAX_QUESTIONS + 3):

@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.lib.simulated.device import Device
-from zerotune.agent.nccl.emulated.device import clock
-from zerotune.agent.nccl.emulation_settings import EmulationSettings
-from zerotune.agent.steps.clock import MAX_UNDERWAY, EventClock, VirtualClock, WallClock, device_clock
+from zerotune.agent.steps.clock import MAX_UNDERWAY, EventClock, WallClock, device_clock
 from zerotune.agent.steps.step_timer import StepTimer
-from zerotune.store.errors import UserError
 from zerotune.store.records import StepRecord
 
 N_STEPS = 40
@@ -147,31 +144,3 @@ def test_a_step_that_began_by_another_clock_has_no_time() -> None:
         job.step(number, 0)
     assert [one.step for one in job.told] == [1, 3, 4]
     assert job.n_lost == 1
-
-
-@pytest.mark.parametrize("host_ahead", range(5))
-def test_the_emulated_device_is_as_far_behind_as_it_is_told_to_be(host_ahead: int) -> None:
-    device = clock.reset()
-    device.host_ahead, device.is_exposure_known = host_ahead, not host_ahead
-    job = Job()
-    job.timer.clock = VirtualClock()
-    for number in range(N_STEPS):
-        job.counter.epoch = 1 + number
-        device.advance(work_us(number) - 1.0)
-        device.wait_until(device.now_us() + 1.0)
-        job.timer.finish()
-        job.timer.report_from_other_thread()
-        assert len(job.told) == max(0, number - host_ahead)
-    clock.reset()
-    assert [one.epoch for one in job.told] == [2 + at for at in range(len(job.told))]
-    assert [one.duration_us for one in job.told] == pytest.approx([work_us(1 + at) for at in range(len(job.told))])
-    assert all(one.exposed_us == (None if host_ahead else pytest.approx(1.0)) for one in job.told)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("HOST_AHEAD", "5"), ("HOST_AHEAD", "-1"), ("EXPOSURE", "half"), ("SUMS", "sorted")]
-)
-def test_what_the_emulation_is_told_of_it_must_make_sense(name: str, value: str) -> None:
-    with pytest.raises(UserError) as error:
-        EmulationSettings.from_environment({f"ZEROTUNE_{name}": value})
-    assert value in str(error.value)

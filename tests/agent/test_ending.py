@@ -69,7 +69,7 @@ def test_each_reason_is_told_by_its_code_and_with_its_details(reason: Reason) ->
     assert all(detail in said for _, detail in FACTS[reason].reasons)
 
 
-def test_that_no_daemon_is_there_comes_before_how_short_the_job_was() -> None:
+def test_the_last_line_tells_of_a_missing_daemon_before_a_short_job() -> None:
     facts = CALLED | {"n_steps": 30, "has_answered": False, "listened_s": 0.5, "endpoint": "ipc:///d.sock"}
     assert code(line(Facts(**facts))) == Reason.no_repetition.name, "one may have been about to answer"
     assert code(line(Facts(**facts, is_absent=True))) == Reason.no_daemon.name
@@ -84,7 +84,7 @@ def test_that_no_daemon_is_there_comes_before_how_short_the_job_was() -> None:
         (None, "unknown"),
     ],
 )
-def test_what_was_gained(saved: Saved | None, words: str) -> None:
+def test_the_last_line_tells_the_gain(saved: Saved | None, words: str) -> None:
     facts = Facts(**CALLED, n_matched=100, rows=(row(),), saved=saved)
     assert words in line(facts)
     assert code(line(facts)) not in Reason.__members__
@@ -112,13 +112,7 @@ def test_a_gain_is_told_from_neighbours_and_with_how_sure_it_is() -> None:
     assert saved.is_beyond_noise
 
 
-def test_what_makes_all_steps_longer_is_no_loss() -> None:
-    saved = _played(12, 900.0, busy_from=80).saved()
-    assert saved is not None
-    assert not saved.is_beyond_noise
-
-
-def test_what_ran_under_other_plans_is_no_neighbour() -> None:
+def test_steps_under_other_plans_are_not_compared() -> None:
     """A trial 50 % slower ends as the plan of the window begins, whose first step is of both and does not count."""
     steps = RecentSteps(lambda epoch: epoch % 10 == 1)
     for step in range(240):
@@ -178,14 +172,22 @@ if sys.argv[1] == "no group, no GPU":
 @pytest.mark.parametrize(
     ("words", "options", "reason"),
     [
-        ("no group", (), Reason.no_group),
         ("one rank", (), Reason.one_rank),
         ("killed", (), Reason.cut_short),
         ("failed", (), Reason.script_failed),
-        pytest.param("no group, no GPU", (), Reason.script_failed, marks=pytest.mark.skipif(HAS_GPU, reason="a GPU")),
-        ("one rank", ("--quiet",), None),
-        pytest.param("no group", ("--quiet",), None, marks=pytest.mark.slow),
-        pytest.param("one rank", ("--no-agent",), None, marks=pytest.mark.slow),
+        *(  # the words of each are tested above, and a process takes seconds to import torch
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (
+                ("no group", (), Reason.no_group),
+                ("one rank", ("--quiet",), None),
+                ("no group", ("--quiet",), None),
+                ("one rank", ("--no-agent",), None),
+            )
+        ),
+        pytest.param(
+            *("no group, no GPU", (), Reason.script_failed),
+            marks=[pytest.mark.slow, pytest.mark.skipif(HAS_GPU, reason="a GPU")],
+        ),
     ],
 )
 def test_a_launched_command_ends_with_it(words, options, reason, tmp_path) -> None:

@@ -28,7 +28,7 @@ def test_this_machine_has_a_pressure():
     assert device_memory_here().cached_share() == 0
 
 
-def test_what_torch_has_cached_is_in_use_and_told_apart(monkeypatch):
+def test_memory_cached_by_torch_counts_as_used_and_is_told_apart(monkeypatch):
     """NCCL allocates from the driver, which does not know that torch could do without it."""
     gpu = {
         "is_available": lambda: True,

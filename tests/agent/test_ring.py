@@ -105,13 +105,6 @@ class Log:
         self.logged_steps += steps
 
 
-def test_the_trace_sees_every_record_and_step():
-    log, queue, step = Log(), StepQueue(), StepRecord(1, 5, 10.0)
-    queue.add(step)
-    RecordDrain(FakeRings(block([0, 2])), "job", 1, queue, log).collect()
-    assert (log.n_records, log.n_dropped, log.logged_steps) == (2, 7, [step])
-
-
 def test_steps_that_found_no_room_are_counted_with_the_records_that_did_not():
     log, queue = Log(), StepQueue()
     for step in range(MAX_QUEUED + 3):
@@ -121,7 +114,7 @@ def test_steps_that_found_no_room_are_counted_with_the_records_that_did_not():
     assert log.n_dropped == 7 + 3
 
 
-def test_what_passed_the_tuner_by_is_sent_when_it_changed_even_without_records():
+def test_calls_without_tuner_are_sent_when_they_changed():
     rings = FakeRings(block([]))
     drain = RecordDrain(rings, "job", 3, StepQueue())
     assert drain.collect() == []

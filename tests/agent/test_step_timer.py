@@ -85,17 +85,6 @@ def test_steps_that_are_replayed_graphs_are_steps_of_their_own():
     assert [(one.duration_us, one.is_whole) for one in job.told] == [(1.0, True)] * 3
 
 
-def test_the_plugin_is_told_while_a_graph_is_captured():
-    job = Job()
-    job.timer.observe(2)
-    job.timer.capture(True)
-    job.step(epoch=0)
-    job.timer.capture(False)
-    job.step(epoch=0)
-    assert job.counter.captured == [True, False]
-    assert job.counter.observed == [True, False], "two steps, whatever is captured"
-
-
 def test_a_step_whose_clock_went_back_or_was_replaced_has_no_time():
     job = Job()
     job.step(epoch=0)

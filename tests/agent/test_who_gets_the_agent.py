@@ -78,7 +78,7 @@ PROBES = {
         for name, probe in PROBES.items()
     ],
 )
-def test_whoever_looked_for_torch_before(probe: str, tmp_path: Path) -> None:
+def test_the_agent_starts_though_torch_was_looked_for_before(probe: str, tmp_path: Path) -> None:
     script = textwrap.dedent(probe) + "\nimport torch\n" + SHOW
     assert shown(script, tmp_path)[-1] == "True"
 
@@ -94,7 +94,7 @@ def test_torch_that_is_there_already(tmp_path: Path) -> None:
     assert found == ["True"]
 
 
-def test_who_is_not_launched_is_left_alone(tmp_path: Path) -> None:
+def test_processes_that_were_not_launched_get_no_agent(tmp_path: Path) -> None:
     found = shown("import torch\n" + SHOW, tmp_path, ZEROTUNE_LAUNCH="0", NCCL_ZEROTUNE="ZEROTUNE_LAUNCH=1")
     assert found == ["False"]
 
@@ -107,7 +107,7 @@ def test_a_job_that_is_handed_only_what_begins_with_nccl(tmp_path: Path) -> None
     assert found == ["True"]
 
 
-def test_what_is_handed_on_comes_back_and_what_is_set_counts() -> None:
+def test_variables_are_handed_on_and_set_ones_count() -> None:
     environment = {"ZEROTUNE_JOB_NAME": "a, b=c; $(d) ü\udcff", "ZEROTUNE_ENDPOINT": "ipc:///x y/d.sock", "OTHER": "1"}
     pack_variables(environment)
     assert set(environment["NCCL_ZEROTUNE"]) & set(" ;$()'\"&") == set()

@@ -33,10 +33,17 @@ class Side:
 
     def call(self, message_bytes: int = 1 << 20, collective: Collective = Collective.all_gather) -> int:
         """What the call runs under: the channels that the plan asked for, NO_PLAN without a row."""
-        table = (ctypes.c_float * N_CELLS)(*([50.0] * N_CELLS))
+        return self.ask(collective, message_bytes)[1]
+
+    def ask(self, collective: Collective, message_bytes: int, legal: bool = True) -> tuple[list[int], int]:
+        """Cells that the plugin made cheapest, and channels it asked for."""
+        untouched = 50.0 if legal else -1.0
+        table = (ctypes.c_float * N_CELLS)(*([untouched] * N_CELLS))
         n_channels = ctypes.c_int(NO_PLAN)
         assert self._ask(self._context, collective, message_bytes, 1, table, 7, 3, 0, n_channels) == 0
-        return n_channels.value
+        changed = [i for i, cost in enumerate(table) if cost != untouched]
+        assert all(0.0 < table[i] < untouched for i in changed)
+        return changed, n_channels.value
 
     def close(self) -> None:
         self._finalize(self._context)

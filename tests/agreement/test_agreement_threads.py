@@ -7,7 +7,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -133,37 +132,6 @@ def make_job(tmp_path) -> Iterator[Callable[..., Job]]:
                 side.close()
 
 
-@contextmanager
-def training(job: Job, pauses_s: list[float], n_calls: int) -> Iterator[list[threading.Thread]]:
-    """Each rank calls the world's communicator at a pace of its own; all end together."""
-
-    def train(each: Rank, pause_s: float) -> None:
-        for _ in range(n_calls):
-            each.call()
-            time.sleep(pause_s)
-
-    threads = [threading.Thread(target=train, args=args, daemon=True) for args in zip(job.ranks, pauses_s, strict=True)]
-    for thread in threads:
-        thread.start()
-    yield threads
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-
-
-def test_a_plan_comes_into_force_at_one_call_while_paces_differ(make_job) -> None:
-    job = make_job(4)
-    with training(job, [0.001, 0.002, 0.0005, 0.004], n_calls=600):
-        wait_until(lambda: all(len(each.ran[WORLD]) > 20 for each in job.ranks))
-        job.offer(plan(1, 4))
-        wait_until(lambda: min(job.n_changes()) == 1)
-    ran = [each.ran[WORLD] for each in job.ranks]
-    assert ran[1:] == ran[:1] * 3
-    assert ran[0][0] == NO_PLAN
-    assert ran[0][-1] == channels(1)
-    assert all(each.agreement.counters().state == "agreeing" for each in job.ranks)
-
-
 def test_at_rest_nothing_is_asked_of_the_store(make_job) -> None:
     job = make_job(3)
     for each in job.ranks:
@@ -203,7 +171,7 @@ def test_a_promised_call_waits_and_lets_go_of_the_interpreter(make_job) -> None:
     assert job.ranks[0].ran == first.ran
 
 
-def test_who_waits_is_brought_on_by_background_threads_alone(make_job) -> None:
+def test_background_threads_alone_end_the_waiting_of_a_call(make_job) -> None:
     """Rank 0's background thread never comes back, and no other rank trains: the change is given up."""
     job = make_job(3)
     for each in job.ranks:
@@ -306,16 +274,6 @@ def test_closing_while_a_change_is_under_way_lets_calls_pass(make_job) -> None:
     job.ranks[0].call(10_000)
     assert job.ranks[0].ran == job.ranks[1].ran
     assert set(job.ranks[0].ran[WORLD]) == {NO_PLAN}
-
-
-def test_communicators_that_rank_0_is_not_in_are_tuned_like_any_other(make_job) -> None:
-    job = make_job(4)
-    for each in job.ranks[1:]:
-        each.join(9, 3)
-        each.call(16, 9)
-    job.offer(plan(1, 3))
-    wait_until(lambda: min(job.n_changes()) == 1)
-    job.call_until(channels(1), 9)
 
 
 def test_ranks_whose_histories_differ_are_left_alone_for_good(make_job) -> None:

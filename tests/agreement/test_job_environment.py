@@ -46,7 +46,7 @@ def meet(
     return found
 
 
-def test_what_rank_0_proposes_comes_into_force_everywhere() -> None:
+def test_all_ranks_start_with_the_variables_that_rank_0_proposes() -> None:
     told: list[tuple[int, str]] = []
     found = meet(dist.HashStore(), 4, remembers=lambda *words: told.append(words) or True)
     assert {one.variables for one in found.values()} == {PROPOSED}
@@ -54,7 +54,7 @@ def test_what_rank_0_proposes_comes_into_force_everywhere() -> None:
 
 
 @pytest.mark.parametrize("who", [0, 2])
-def test_one_that_objects_is_enough_and_rank_0_can_say_why(who: int) -> None:
+def test_one_objection_is_enough_and_rank_0_says_why(who: int) -> None:
     told: list[str] = []
     why = "NCCL_BUFFSIZE=1 is set by the user on b"
     found = meet(dist.HashStore(), 3, objections={who: why}, remembers=lambda _, what: told.append(what) or True)
@@ -63,13 +63,13 @@ def test_one_that_objects_is_enough_and_rank_0_can_say_why(who: int) -> None:
     assert told == [""], "and the job is remembered as a usual one"
 
 
-def test_what_nobody_would_remember_is_not_tried() -> None:
+def test_variables_are_not_tried_without_a_daemon_that_remembers() -> None:
     found = meet(dist.HashStore(), 2, remembers=lambda number, variables: False)
     assert {one.variables for one in found.values()} == {""}
     assert "no daemon" in found[0].why_not
 
 
-def test_one_that_never_comes_keeps_nobody_for_long() -> None:
+def test_a_missing_rank_keeps_nobody_for_long() -> None:
     for absent in (0, 2):
         began_s = time.monotonic()
         found = meet(dist.HashStore(), 3, delays_s={absent: -1.0}, patience_s=0.5)
@@ -86,7 +86,7 @@ def test_an_earlier_start_of_the_job_decides_nothing() -> None:
     assert told == [(2, "")]
 
 
-def test_whoever_gives_up_at_whatever_moment_all_go_by_the_same() -> None:
+def test_all_ranks_go_by_the_same_whenever_one_gives_up() -> None:
     chance = random.Random(0)
     seen = set()
     for _ in range(12):

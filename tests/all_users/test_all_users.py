@@ -153,7 +153,7 @@ TARGETS = [pytest.param(one, marks=pytest.mark.slow) for one in ("a" * 300, f"..
 
 
 @pytest.mark.parametrize("target", ["daemon.sock", *TARGETS])
-def test_what_a_user_puts_in_place_of_a_daemon_hides_no_other(served: Node, target: str) -> None:
+def test_a_users_false_daemon_hides_no_other_daemon(served: Node, target: str) -> None:
     pid = served.daemon(BOB)[0]
     served.link(BOB, target)
     code, out, told = served.command(0, "status", "--all-users")
@@ -168,7 +168,7 @@ def test_what_a_user_puts_in_place_of_a_daemon_hides_no_other(served: Node, targ
 
 @pytest.mark.parametrize("words", [("daemon", "--idle-exit", "1"), ("status",)])
 @pytest.mark.parametrize("max_processes", [1, 3, 5])
-def test_who_may_begin_few_threads_is_told_so(served: Node, words: tuple[str, ...], max_processes: int) -> None:
+def test_a_limit_on_threads_is_told(served: Node, words: tuple[str, ...], max_processes: int) -> None:
     """Libraries end or interrupt their process where they can begin none."""
     code, _, told = served.command(CAROL, *words, max_processes=max_processes)
     assert code == 2, told
@@ -188,7 +188,7 @@ def test_training_starts_without_a_home_or_in_one_that_is_no_utf8(another_node: 
         assert told.count("\n") == 1, told
 
 
-def test_what_is_shared_is_read_by_others_and_written_by_its_owner(served: Node) -> None:
+def test_shared_files_are_read_by_all_and_written_by_their_owner(served: Node) -> None:
     pool = f"{STATE}/shared/node"
     assert served.write(ALICE, f"{pool}/{ALICE}/f.msgpack") == 1
     assert served.read(BOB, f"{pool}/{ALICE}/f.msgpack") == 1
@@ -225,7 +225,7 @@ def test_only_members_of_the_group_are_served_and_all_ends_with_the_service(anot
     assert another_node.gone(ALICE), "no daemon outlives it, however it ended"
 
 
-def test_what_is_not_roots_is_not_asked(another_node: Node) -> None:
+def test_a_service_that_is_not_roots_is_not_asked(another_node: Node) -> None:
     another_node.make(RUNTIME, MALLORY, 0o755)
     another_node.make(f"{RUNTIME}/{ALICE}", MALLORY, 0o700)
     told, endpoint, _ = another_node.request_daemon(ALICE)
@@ -370,7 +370,7 @@ def test_numbers_that_are_no_users_have_few_daemons(another_node: Node) -> None:
     assert all(one[1] for one in answers[MAX_NAMELESS:])
 
 
-def test_who_leaves_as_others_come_is_not_taken_for_one_of_them(another_node: Node) -> None:
+def test_a_visitor_that_leaves_is_not_taken_for_the_next(another_node: Node) -> None:
     """A descriptor that is closed has its number given to the next one, about which nothing was said yet."""
     max_files = 128
     another_node.start("--share", "private", max_files=max_files)
@@ -388,7 +388,7 @@ def test_users_of_any_number_are_served(another_node: Node) -> None:
     assert another_node.stop() == 0
 
 
-def test_what_is_wrong_with_one_visitor_ends_nobodys_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_with_one_visitor_ends_no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what nobody foresaw."""
     monkeypatch.setattr(service_module, "make_for", lambda *_: 1 / 0)
     service = AllUsers(tmp_path / "run", tmp_path / "state", Policy(Share.private, None, [], None, ""))
@@ -406,7 +406,7 @@ def test_what_is_wrong_with_one_visitor_ends_nobodys_daemon(tmp_path: Path, monk
         serving.join()
 
 
-def test_those_who_wait_hold_no_more_than_there_is_room_for(another_node: Node) -> None:
+def test_waiting_visitors_take_bounded_room(another_node: Node) -> None:
     another_node.start("--share", "private", max_files=128)
     for uid in range(MALLORY, MALLORY + 4):
         another_node.crowd(uid, 60, 5.0)
@@ -420,7 +420,7 @@ def test_those_who_wait_hold_no_more_than_there_is_room_for(another_node: Node) 
     assert spent_s < 0.5
 
 
-def test_what_a_user_says_to_root_is_bounded() -> None:
+def test_answers_of_users_to_root_are_bounded() -> None:
     alice, bob, mallory = (User(uid, uid, (), False) for uid in (ALICE, BOB, MALLORY))
     commands = {
         alice: ["/bin/echo", "hello"],

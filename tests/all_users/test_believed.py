@@ -33,12 +33,12 @@ def test_a_users_own_daemon_is_believed():
         {"jobs": 7},
     ],
 )
-def test_what_it_cannot_say_is_not(lie: dict[str, Any]):
+def test_answers_with_impossible_values_are_not_believed(lie: dict[str, Any]):
     assert believed(json.dumps(HONEST | lie).encode(), os.getuid(), PATH) is None
 
 
 @pytest.mark.parametrize("said", [b"", b"[" * 100_000, b'{"type": ' + b"9" * 10_000 + b"}", b"\xff\xfe"])
-def test_nor_is_what_is_no_answer(said: bytes):
+def test_bytes_that_are_no_answer_are_not_believed(said: bytes):
     assert believed(said, os.getuid(), PATH) is None
 
 

@@ -96,7 +96,7 @@ def test_at_each_key_who_measured_most_speaks_alone(folder, monkeypatch):
 
 
 @as_root
-def test_what_is_not_theirs_or_impossible_is_left_out(folder, monkeypatch):
+def test_files_of_wrong_owner_or_size_are_left_out(folder, monkeypatch):
     path = tell(folder, ALICE, lines(50.0), monkeypatch)
     good = path.read_bytes()
     of_bob = folder / str(BOB) / path.name
@@ -165,7 +165,7 @@ def test_sizes_that_cannot_be(folder, monkeypatch, size_class):
 
 
 @given(st.lists(SHAPES, max_size=8), st.booleans())
-def test_whatever_shape_is_believed_can_be_learned_from(shapes, is_faster):
+def test_every_believed_statistic_can_be_learned_from(shapes, is_faster):
     """Parts of it may be unknown: such a setting is neither compared with those on offer nor proposed."""
     told = [line(SLOW, 100.0), *(line(shape, 50.0 if is_faster else 150.0) for shape in {*shapes} - {SLOW})]
     believed = checked("fabric", msgspec.msgpack.encode(Shared(VERSION, "fabric", told, [told])))
@@ -195,7 +195,7 @@ def test_bytes_of_any_kind_raise_nothing(tmp_path_factory, damage, at):
 
 
 @as_root
-def test_what_is_told_names_no_job_and_no_time(folder, monkeypatch):
+def test_shared_knowledge_names_no_job_and_no_time(folder, monkeypatch):
     path = tell(folder, ALICE, lines(50.0), monkeypatch)
     told = msgspec.msgpack.decode(path.read_bytes())
     assert set(told) == {"version", "fabric_id", "statistics", "by_job"}

@@ -50,7 +50,7 @@ def _unseen_sizes(brain: Brain) -> list[PlanRow]:
     return rows
 
 
-def test_the_first_larger_message_runs_with_what_is_faster_than_nccls_choice() -> None:
+def test_the_first_larger_message_runs_with_a_faster_setting() -> None:
     world, brain = _freed()
     larger = _reduced(2 * MIB)
     found = world.chosen(larger)
@@ -68,7 +68,7 @@ def test_the_first_larger_message_runs_with_what_is_faster_than_nccls_choice() -
         ("few_sms_node", NODE, 19),
     ],
 )
-def test_what_would_be_slower_is_left_to_nccl(fabric: str, place: CommunicatorClass, log2_bytes: int) -> None:
+def test_without_a_faster_setting_nccl_keeps_a_size(fabric: str, place: CommunicatorClass, log2_bytes: int) -> None:
     for seed in range(3):
         world, brain = _freed(1 << log2_bytes, fabric, place, seed)
         rows = _unseen_sizes(brain)
@@ -81,7 +81,7 @@ def test_what_would_be_slower_is_left_to_nccl(fabric: str, place: CommunicatorCl
             assert world.truth(larger, world.chosen(larger))[0] < 1.02 * world.truth(larger, BASELINE)[0], times
 
 
-def test_what_is_found_later_counts_too() -> None:
+def test_later_findings_change_guesses() -> None:
     """Calls may become slower with what was faster."""
     world, brain = _freed()
     guessed = {row.candidate for row in _unseen_sizes(brain)} - {BASELINE}
@@ -94,7 +94,7 @@ def test_what_is_found_later_counts_too() -> None:
     assert not guessed & {row.candidate for row in _unseen_sizes(brain)}
 
 
-def test_where_nccl_goes_over_to_another_algorithm_or_protocol_it_is_left_alone() -> None:
+def test_sizes_where_nccl_changes_algorithm_are_left_alone() -> None:
     world, brain = _freed()
     assert _unseen_sizes(brain)
     for row in _unseen_sizes(brain):

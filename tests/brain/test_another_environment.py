@@ -32,7 +32,7 @@ def test_the_same_machine_with_other_variables_is_found(fabrics, other) -> None:
     assert same_machine(fabrics, "b") == other
 
 
-def test_what_won_with_other_variables_is_tried_first(tmp_path: Path) -> None:
+def test_a_winner_under_other_variables_is_tried_first(tmp_path: Path) -> None:
     world = World("ethernet_boxes", PLACE, CALLS, seed=1, compute_us=100_000.0)
     usual, changed = world.fabric.describe(), world.fabric.describe() | {"NCCL_NSOCKS_PERTHREAD": "4"}
     with Store.open(tmp_path / "s.db") as store:

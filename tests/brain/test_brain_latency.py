@@ -13,7 +13,6 @@ from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan,
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.explaining.words import comparison
-from zerotune.tuner.learning.policy.risk import RollbackLatency
 
 CALL = Call(Collective.all_reduce, Phase.other, 1 << 20)
 
@@ -81,18 +80,6 @@ def _play(
     return spent
 
 
-@pytest.mark.slow
-def test_short_steps_are_tuned_at_next_to_no_cost() -> None:
-    for seed in range(3):
-        world = _world(seed=seed)
-        brain = make_brain(world)
-        spent = _play(world, brain, 300, 8)
-        assert max(spent) <= 0.2
-        assert brain.keys[0].incumbent == min(
-            brain.costs.candidates(world.communicator, CALL.collective), key=lambda one: world.truth(CALL, one)[0]
-        )
-
-
 @pytest.mark.parametrize("ends_looks", [True, False])
 def test_a_surprise_costs_a_few_steps_however_late_reports_are(ends_looks: bool) -> None:
     """Eight times as slow as NCCL's choice, whatever was predicted, in a key that is 97 % of the step."""
@@ -110,25 +97,6 @@ def test_a_surprise_costs_a_few_steps_however_late_reports_are(ends_looks: bool)
     # A first look of two steps, seven steps' time more each. Where looks do not end by themselves, one has to show it.
     assert most_overdrawn_steps <= (20.0 if ends_looks else 200.0)
     assert brain.spent_percent <= 1.0 + 100.0 * most_overdrawn_steps / brain.budget.n_steps
-
-
-def test_the_delay_is_what_was_seen() -> None:
-    delay = RollbackLatency()
-    assert delay.steps == 1.0
-    delay.observed(1000, 1299)
-    delay.looked()
-    assert delay.steps == 899.0, "no plan was seen adopted: some reports' time is assumed"
-    delay.offered(5)
-    delay.observed(1300, 1599)
-    delay.adopted(5, 1450)
-    delay.looked()
-    assert delay.steps == 300.0 + 150.0, "from step 1450 to 1599 until it is reported, then up to 151 from there"
-    for at in range(100):
-        delay.observed(1600 + at, 1600 + at)
-        delay.looked()
-        delay.offered(6 + at)
-        delay.adopted(6 + at, 1601 + at)
-    assert delay.steps == 1.0
 
 
 def test_more_time_is_said_as_more_time() -> None:

@@ -55,7 +55,7 @@ def test_finds_the_attainable_gain_within_its_budget(seed: int) -> None:
             assert row.min_bytes <= row.max_bytes
 
 
-def test_finds_what_is_best_in_training_where_the_fastest_alone_is_not() -> None:
+def test_the_best_setting_in_training_is_found_not_the_fastest_alone() -> None:
     machine = fabric.load("few_sms_node")
     place = machine.communicator(range(machine.ranks_per_node))
     calls = [
@@ -79,7 +79,7 @@ def test_finds_what_is_best_in_training_where_the_fastest_alone_is_not() -> None
     assert brain.spent_percent <= 1.0
 
 
-@pytest.mark.parametrize(("looks_every", "n_sizes"), [(1, 1), (2, 1), (9, 1), (3, 4)])
+@pytest.mark.parametrize(("looks_every", "n_sizes"), [(1, 1), (9, 1), (3, 4)])
 def test_channels_that_slow_computation_down_are_given_back_however_rarely_the_daemon_looks(
     looks_every: int, n_sizes: int
 ) -> None:
@@ -99,7 +99,7 @@ def test_channels_that_slow_computation_down_are_given_back_however_rarely_the_d
     world.compute_us = 2.2 * sum(world.truth(call, BASELINE)[0] for call in calls)
     before_us = sum(world.run_step()[1].duration_us for _ in range(20))
     brain = make_brain(world)
-    play(world, brain, 400, latency_steps=2, looks_every=looks_every)
+    play(world, brain, 300, latency_steps=2, looks_every=looks_every)
     world.fixed = decided(brain)
     after_us = sum(world.run_step()[1].duration_us for _ in range(20))
     assert after_us < 0.92 * before_us
@@ -137,7 +137,7 @@ def test_while_steps_are_compared_leads_run_on_where_nothing_is_changed() -> Non
     assert n_rested
 
 
-def test_what_is_on_trial_does_not_outlive_its_daemon():
+def test_a_trial_does_not_outlive_its_daemon():
     """With nobody to watch it, a trial gives way by itself before long; what is settled stays."""
     world = _world()
     brain = make_brain(world)
@@ -171,7 +171,7 @@ def test_a_trial_whose_plan_gave_way_by_itself_is_asked_for_again():
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_what_won_its_trial_outlives_its_daemon(seed):
+def test_a_promoted_setting_outlives_its_daemon(seed):
     """With nothing else to be changed, the plan it won under would run on, which lasts no longer than a trial."""
     world = World(
         "ethernet_boxes",

@@ -13,20 +13,15 @@ from benchmarks.lib.simulated.brain_world import Call, World, make_brain, play, 
 from benchmarks.lib.simulated.tight_world import OutOfMemory, TightWorld
 from zerotune.agent.nccl import cost_model, library
 from zerotune.store.records import (
-    BASELINE,
     Algorithm,
-    Candidate,
     Collective,
     CommunicatorClass,
     Phase,
     Plan,
     PlanRow,
-    Protocol,
     size_class,
     size_class_range,
 )
-from zerotune.store.sqlite.rows.measurements import MEASUREMENT
-from zerotune.tuner.learning.policy.memory import MemoryGate
 
 MIB = 1 << 20
 KIB = 1 << 10
@@ -101,7 +96,7 @@ def test_it_completes_also_where_nothing_connected_is_as_fast() -> None:
     assert 0.1 < _slowdown_without_room(NOTHING_AS_FAST) < 0.5
 
 
-def test_where_channels_cost_memory_too_no_more_are_opened() -> None:
+def test_no_more_channels_are_opened_if_they_cost_memory() -> None:
     """Not NCCL's way, which opens all at once, but a library's that connects what it uses."""
     scenario, connects = SMALL_THEN_LARGE["tree_then_ring"], "used_channels"
     roomy, default_us = _run(scenario, float("inf"), tuned=False, connects=connects)
@@ -144,7 +139,7 @@ def test_nothing_is_anticipated_while_memory_never_was_short() -> None:
         assert all(row.min_bytes <= MIB <= row.max_bytes for row in plan.rows)
 
 
-def test_what_ran_at_a_size_in_another_phase_connects_nothing_either() -> None:
+def test_a_setting_of_another_phase_connects_nothing_new() -> None:
     world = World("ethernet_boxes", CommunicatorClass(16, 16), _zero3(MIB), memory_pressure=0.97)
     brain = make_brain(world)
     play(world, brain, 20)
@@ -184,64 +179,6 @@ def test_exploration_fills_no_device() -> None:
 
 
 # ---- the gate ----
-
-
-def _ran(communicator: CommunicatorClass, *settings: Candidate) -> np.ndarray:
-    block = np.zeros(len(settings), MEASUREMENT)
-    block["n_ranks"], block["n_nodes"] = communicator.n_ranks, communicator.n_nodes
-    for row, setting in zip(block, settings, strict=True):
-        row["algorithm"], row["protocol"], row["n_channels"] = setting.algorithm, setting.protocol, setting.n_channels
-    return block
-
-
-def test_what_is_connected_is_known_per_communicator() -> None:
-    wide, narrow = CommunicatorClass(16, 2), CommunicatorClass(8, 1)
-    gate = MemoryGate(0.92)
-    gate.ran(_ran(wide, Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.ring, Protocol.simple, 2)))
-    gate.ran(_ran(narrow, Candidate(Algorithm.tree, Protocol.ll, 1)))
-    assert gate.has_room_for(Candidate(Algorithm.ring, Protocol.simple, 4), wide)
-    assert not gate.has_room_for(Candidate(Algorithm.ring, Protocol.simple, 5), wide)
-    assert not gate.has_room_for(Candidate(Algorithm.ring, Protocol.simple, 1), narrow)
-    assert not gate.has_room_for(BASELINE, wide)
-    assert gate.allows(Candidate(Algorithm.ring, Protocol.ll, 5), wide)
-    gate.heard(0.95)
-    assert gate.allows(Candidate(Algorithm.tree, Protocol.ll, 1), narrow)
-    assert not gate.allows(Candidate(Algorithm.tree, Protocol.ll, 1), wide)
-    assert gate.allows(Candidate(Algorithm.ring, Protocol.ll, 4), wide)
-    assert not gate.allows(Candidate(Algorithm.ring, Protocol.ll, 5), wide)
-
-
-def test_what_would_fill_the_device_is_not_tried_while_it_is_not_full_yet() -> None:
-    boxes = CommunicatorClass(4, 4)
-    gate = MemoryGate(0.92, {"device_mb": 1000.0, "channel_mb": 9.0})
-    gate.ran(_ran(boxes, Candidate(Algorithm.ring, Protocol.ll, 8)))
-    tree = Candidate(Algorithm.tree, Protocol.ll, 1)  # 8 channels, 3 neighbours: 216 MB
-    for pressure, fits in ((0.6, True), (0.8, False), (0.6, True)):
-        gate.heard(pressure)
-        assert gate.allows(tree, boxes) == fits
-        assert gate.allows(Candidate(Algorithm.ring, Protocol.simple, 8), boxes)
-    by_nccls_arithmetic = MemoryGate(0.92, {"device_mb": 80_000.0})
-    by_nccls_arithmetic.heard(0.91)
-    assert not by_nccls_arithmetic.allows(tree, boxes)  # 16 channels of 56 MB
-    unknown = MemoryGate(0.92, {})
-    unknown.heard(0.91)
-    assert unknown.allows(tree, boxes)
-
-
-def test_memory_is_short_above_the_threshold_and_falls_where_it_matters() -> None:
-    gate = MemoryGate(0.92)
-    seen = []
-    for pressure in (0.5, 0.93, 0.91, 0.93, 0.89, 0.85, 0.82, 0.7, 0.95, 0.95, 0.5):
-        gate.heard(pressure)
-        seen.append((gate.is_short, gate.is_falling))
-    short, free, quiet = (True, False), (False, True), (False, False)
-    assert seen == [quiet, short, short, short, quiet, quiet, free, free, short, short, free]
-    gradual = MemoryGate(0.92)
-    for pressure in (0.8, 0.75, 0.72):
-        gradual.heard(pressure)
-        assert not gradual.is_falling
-    gradual.heard(0.6)
-    assert gradual.is_falling
 
 
 def _row_for(rows: tuple[PlanRow, ...], world: World, collective: Collective, n_bytes: int) -> PlanRow | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from benchmarks.lib.simulated.brain_world import Call, OverlappedWorld, World, make_brain, play
-from benchmarks.lib.simulated.earlier_jobs import knowledge, offer_only
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Decision, DecisionKey, Phase
 from zerotune.store.sqlite.database import Store
@@ -116,61 +114,7 @@ def test_trials_of_other_plans_leave_a_trace_with_their_verdict_and_cost(overlap
     assert not any(one.is_of_job for one in settled_decisions(overlapped.decisions).values())
 
 
-def test_what_ran_in_windows_of_another_plan_has_a_part_in_what_is_expected(overlapped: Overlapped) -> None:
-    """What a variant ran was measured after its key was last looked at."""
-    promoted = [one for one in overlapped.decisions if one.kind == "promote"]
-    assert promoted
-    n_ran = n_unseen = 0
-    for decision in promoted:
-        for one in json.loads(decision.alternatives):
-            width = one["predicted_high_us"] / one["predicted_low_us"]
-            if one["n_measurements"] >= 3:
-                n_ran += 1
-                assert one["predicted_us"] == pytest.approx(one["measured_us"], rel=0.03)
-                assert width < 1.15
-            elif not one["n_measurements"]:
-                n_unseen += 1
-                assert width > 1.15
-    assert n_ran > len(promoted)
-    assert n_unseen
-
-
-def test_another_pace_is_told_with_the_step_that_showed_it_and_as_news_of_the_job() -> None:
-    place = fabric.load("ethernet_boxes").communicator(range(16))
-    calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << 20)] * 2
-    world = World("ethernet_boxes", place, calls, compute_us=100_000.0)
-    brain = make_brain(world)
-    play(world, brain, 60)
-    brain.decisions()
-    world.compute_us *= 2
-    changed_at = world.step
-    told = [one for one in _told(world, brain, 12) if one.kind == "pace"]
-    assert len(told) == 1
-    assert told[0].is_of_job
-    assert told[0].step is not None
-    assert 2 <= told[0].step - changed_at <= 10
-    assert all(one.step is not None for one in brain.decisions())
-
-
-def test_a_lead_that_ended_is_told() -> None:
-    """Else it would be said to run, long after it does not."""
-    place = fabric.load("ethernet_boxes").communicator(range(16))
-    call = Call(Collective.all_gather, Phase.forward_gather, 1 << 20)
-    world = World("ethernet_boxes", place, [call] * 2, compute_us=20_000.0)
-    usual_us = world.truth(call, BASELINE)[0]
-    options = make_brain(world).costs.candidates(place, call.collective)
-    slower = next(one for one in options if 1.05 < world.truth(call, one)[0] / usual_us < 1.5)
-    brain = make_brain(world, knowledge(world, provisional={(call, slower): 0.01}))
-    offer_only(world, brain, slower)
-    decisions = _told(world, brain, 1)
-    assert brain.keys[0].provisional == slower
-    decisions += _told(world, brain, 40)
-    assert brain.keys[0].provisional is None
-    told = [(one.key, one.kind, one.candidate) for one in decisions]
-    assert told[:2] == [(brain.keys[0].key, "provisional", slower), (brain.keys[0].key, "keep", BASELINE)]
-
-
-def test_what_memory_makes_a_new_size_run_is_told() -> None:
+def test_the_setting_of_a_new_size_in_short_memory_is_told() -> None:
     place = fabric.load("ethernet_boxes").communicator(range(16))
     calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << 20)] * 2
     world = World("ethernet_boxes", place, calls, compute_us=100_000.0)

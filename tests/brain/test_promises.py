@@ -41,7 +41,7 @@ def _ran(world: World) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_on_trial_while_the_network_recovers_is_not_promoted_for_that(seed: int) -> None:
+def test_a_recovering_network_promotes_no_trial(seed: int) -> None:
     """Its calls are a third shorter than those of before, but so are everybody's."""
     world = _world(seed=seed, flat=True)
     brain = make_brain(world, knowledge(world, promising={(GATHER, TRIED): 0.25}))
@@ -142,7 +142,7 @@ def test_without_exploration_only_what_earlier_jobs_proved_is_used(pressure: flo
     assert {one.kind for one in brain.decisions()} <= {"prior", "promote", "keep"}
 
 
-def test_what_earlier_jobs_proved_and_is_far_slower_here_is_charged_and_not_tried_again() -> None:
+def test_an_earlier_winner_that_is_slow_here_is_charged_and_dropped() -> None:
     world = _world()
     brain = make_brain(world, knowledge(world, proven={(GATHER, TRIED): 0.6}))
     world.factors[GATHER, TRIED] = 10.0 * world.truth(GATHER, BASELINE)[0] / world.truth(GATHER, TRIED)[0]
@@ -158,7 +158,7 @@ def test_what_earlier_jobs_proved_and_is_far_slower_here_is_charged_and_not_trie
     assert brain.n_explored == 0, "it was none of this job's trials"
 
 
-def test_what_earlier_jobs_proved_and_is_faster_costs_nothing() -> None:
+def test_an_earlier_winner_that_is_faster_costs_nothing() -> None:
     world = _world()
     best = _best(world)
     brain = make_brain(world, knowledge(world, proven={(GATHER, best): 0.6}), BrainSettings(budget_fraction=0.0))
@@ -206,7 +206,7 @@ def _decided(n_gathers: int, *, memory_pressure: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("memory_pressure", [0.4, 0.99, -1.0])
-def test_what_earlier_jobs_proved_waits_for_no_measurement_but_for_room(memory_pressure: float) -> None:
+def test_an_earlier_winner_runs_at_once_if_memory_has_room(memory_pressure: float) -> None:
     world = _world()
     brain = make_brain(world, knowledge(world, proven={(GATHER, TRIED): 0.2}))
     brain.sequence(_decided(1, memory_pressure=memory_pressure))
@@ -217,7 +217,7 @@ def test_what_earlier_jobs_proved_waits_for_no_measurement_but_for_room(memory_p
         assert plan is None, "how full the device is, nobody knows yet"
 
 
-def test_what_is_not_proven_waits_for_measurements() -> None:
+def test_unproven_settings_wait_for_measurements() -> None:
     for past in ({}, {"provisional": {(GATHER, TRIED): 0.1}}, {"promising": {(GATHER, TRIED): 0.25}}):
         world = _world()
         brain = make_brain(world, knowledge(world, **past))

@@ -247,7 +247,7 @@ class Job:
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("seed", [*range(10), 118, 162])
-def test_whatever_happens_nothing_fails_and_nothing_runs_that_may_not(seed: int) -> None:
+def test_random_jobs_never_fail_and_run_only_legal_settings(seed: int) -> None:
     job = Job(seed)
     job.play(200)
     assert job.brain.n_keys or not job.plan.rows

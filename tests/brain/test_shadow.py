@@ -61,7 +61,7 @@ def knowledge(tmp_path_factory: pytest.TempPathFactory) -> Knowledge:
         return Knowledge.from_store(store, "fabric")
 
 
-def test_what_earlier_jobs_proved_is_predicted_to_save_what_it_saves(knowledge: Knowledge) -> None:
+def test_shadow_predicts_what_an_earlier_winner_saves(knowledge: Knowledge) -> None:
     shadowed, tuned = _world(2), _world(2)
     brain = _in_shadow(shadowed, knowledge)
     play(shadowed, brain, 60)

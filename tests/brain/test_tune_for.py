@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.lib.simulated.brain_world import World, make_brain, play, zero3_step
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import DecisionKind
@@ -31,6 +33,7 @@ def test_after_so_many_steps_what_runs_stays() -> None:
     assert not brain.decisions()
 
 
+@pytest.mark.slow  # test_short_steps_get_several_control_windows_in_one_plan asks for as many
 def test_more_steps_are_compared_if_that_is_asked_for() -> None:
     found = {}
     for compared in (0, 200):

@@ -6,13 +6,6 @@ import sys
 from benchmarks.lib.command_line import zerotune
 
 
-def test_paper_tables():
-    done = zerotune("advise", "--memory")
-    assert "31.4" in done.out
-    assert "230.4" in done.out
-    assert "1.88 GB" in zerotune("advise", "7.5B", "--memory", "--ranks", "64").out
-
-
 def test_memory_of_a_file_shows_its_parameters(tmp_path):
     path = tmp_path / "c.json"
     path.write_text(

@@ -38,7 +38,7 @@ def completed(monkeypatch, capsys, *words: str) -> list[str]:
         (("explain", "--store", "/nowhere/s.db", "--job", ""), []),
     ],
 )
-def test_what_the_shell_is_offered(words, offered, monkeypatch, capsys):
+def test_the_shell_is_offered_completions(words, offered, monkeypatch, capsys):
     assert completed(monkeypatch, capsys, *words) == offered
 
 

@@ -106,7 +106,7 @@ def test_the_tuner_whose_choice_the_baseline_is_is_named(store: Path, monkeypatc
     assert {one["job"]["baseline"] for one in explained_as_json} == {"ofi"}
 
 
-def test_what_is_saved_is_of_a_step_under_nccls_own_choice_as_jobs_has_it(tmp_path: Path, monkeypatch, capsys):
+def test_explain_and_jobs_tell_one_gain(tmp_path: Path, monkeypatch, capsys):
     path, own_setting = tmp_path / "s.db", Candidate(Algorithm.ring, Protocol.simple, 1)
     own, tuned = (measured(20, 1 << 20, ran, step=range(at, at + 20), duration_us=us, is_default=ran == own_setting)
                   for ran, at, us in ((own_setting, 0, 400.0), (RING, 20, 200.0)))  # fmt: skip
@@ -137,7 +137,7 @@ def test_a_trial_that_no_step_ran_under_is_none(tmp_path: Path, monkeypatch, cap
     assert gather(path).n_explored() == 1
 
 
-def test_what_was_decided_and_no_step_ran_under_is_not_in_force(tmp_path: Path, monkeypatch, capsys):
+def test_a_decision_that_no_step_ran_under_is_not_in_force(tmp_path: Path, monkeypatch, capsys):
     """As where a rank has no agent, or the job was over too soon."""
     promoted = decided("promote", RING, "measured 5 % faster than baseline", 2)
     path = written(tmp_path / "s.db", decided("explore", RING, "hope", 1), promoted, highest_epoch=0)
@@ -154,14 +154,14 @@ def test_what_was_decided_and_no_step_ran_under_is_not_in_force(tmp_path: Path, 
         ([("promote", RING, 2), ("rollback", BASELINE, 9)], BASELINE, ""),
     ],
 )
-def test_what_ran_on_trial_is_in_force_without_another_plan(tmp_path: Path, decisions, setting, not_adopted):
+def test_a_trial_may_come_into_force_without_another_plan(tmp_path: Path, decisions, setting, not_adopted):
     path = written(tmp_path / "s.db", *(decided(kind, one, "so", at) for kind, one, at in decisions), highest_epoch=3)
     (told,) = explaining.explain(path, None, None, None, None)
     assert (told.setting, told.not_adopted) == (str(setting), not_adopted)
 
 
 @pytest.mark.parametrize("clock_jump_s", [10.0, -10.0, -1e8])
-def test_what_an_earlier_daemon_decided_is_in_force_no_longer(tmp_path: Path, monkeypatch, capsys, clock_jump_s: float):
+def test_decisions_of_an_earlier_daemon_are_out_of_force(tmp_path: Path, monkeypatch, capsys, clock_jump_s: float):
     """The next one plans with what it knows itself; what measurements prove comes back as a decision of its own."""
     other = msgspec.structs.replace(KEY, size_class=84)
 

@@ -75,7 +75,7 @@ def path(tmp_path: Path) -> Path:
     return where
 
 
-def test_what_each_gained(path: Path) -> None:
+def test_jobs_shows_each_gain(path: Path) -> None:
     gains = {line.name: line.gain for line in list_jobs(path, limit=9)}
     assert {name: gain.kind for name, gain in gains.items()} == {
         "short": GainKind.unknown,
@@ -105,7 +105,7 @@ def test_rounding_is_no_gain(tmp_path: Path) -> None:
 
 
 
-def test_how_jobs_end(path: Path) -> None:
+def test_jobs_shows_how_each_job_ended(path: Path) -> None:
     with Store.open(path) as store:
         store.record_job("silent", "fabric", {}, 2)
         store.update_job("silent", ended_at_s=3000.0, is_lost=True)
@@ -187,6 +187,6 @@ def test_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", " a", "a\n", "a\tb", "\x1b[1m", "a\u202eb", "a\u00a0b", "x" * 65, "\ud800"])
-def test_what_is_no_name(name: str) -> None:
+def test_names_that_are_refused(name: str) -> None:
     assert not is_job_name(name)
     assert AgentSettings.from_environment({"ZEROTUNE_JOB_NAME": name}).job_name == ""

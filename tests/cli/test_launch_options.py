@@ -95,7 +95,7 @@ def test_useless_options_are_refused_by_name_with_the_remedy(words, plan, tmp_pa
     assert not (tmp_path / "trace").exists()
 
 
-def test_what_is_documented_still_launches(plan, tmp_path, monkeypatch, capsys):
+def test_documented_commands_launch(plan, tmp_path, monkeypatch, capsys):
     for words in (
         ("--no-agent", "--summary", tmp_path / "before.json"),
         ("--summary", tmp_path / "after.json", "--log-trace", tmp_path / "trace"),
@@ -155,7 +155,7 @@ def test_more_ranks_than_the_fabric_has_are_refused(options, n_ranks, monkeypatc
         assert f"h100_node has 1 node of 8 ranks, too few for {n_ranks} ranks; use fewer ranks" in error
 
 
-def test_what_bounds_trials_reaches_the_daemon_that_launch_starts(tmp_path, monkeypatch, capsys):
+def test_limits_of_trials_reach_the_daemon_that_launch_starts(tmp_path, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(
         "zerotune.tuner.client.background_daemon.ensure_daemon",
@@ -175,7 +175,7 @@ def test_what_bounds_trials_reaches_the_daemon_that_launch_starts(tmp_path, monk
         (("--tune-for", 500, "--compare", 80), JobOptions(tune_steps=500, compare_steps=80)),
     ],
 )
-def test_what_launch_is_told_of_a_job_holds_for_that_job_whichever_daemon_tunes_it(words, told, monkeypatch, capsys):
+def test_options_of_a_job_hold_for_it_under_any_daemon(words, told, monkeypatch, capsys):
     environment = environment_of_the_command(monkeypatch, capsys, *words)
     taken: dict[str, str] = {ENV_ALL: environment[ENV_ALL]}
     unpack_variables(taken)

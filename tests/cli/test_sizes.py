@@ -40,7 +40,7 @@ def test_units(text: str, n_bytes: int) -> None:
         *("1e999999999", "1e99", "1_000", "0x10", "1,5MB", "16 M B", "١٦"),
     ],
 )
-def test_what_is_no_size(text: str) -> None:
+def test_words_that_are_no_size_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="16MiB"):
         parse_bytes(text)
 

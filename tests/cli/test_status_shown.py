@@ -5,7 +5,6 @@ import re
 import socket
 
 import msgspec
-import pytest
 from rich.console import Console
 
 from zerotune.agent.daemon_link import node_service
@@ -14,23 +13,6 @@ from zerotune.store.paths import default_endpoint
 from zerotune.store.records import Stage
 from zerotune.store.wire import DaemonOptions, JobStatus, StatusReply, StoreState
 from zerotune.tuner.client.status import no_answer, render_status
-
-
-@pytest.mark.parametrize(
-    ("options", "shown"),
-    [
-        (DaemonOptions(2.5, 0.8, True), "options --budget-percent 2.5 --memory-threshold 0.8"),
-        (DaemonOptions(1.0, 0.92, False), "options --no-explore --memory-threshold 0.92"),
-        (DaemonOptions(1.0, 0.92, True, shadow=True), "--shadow"),
-        (None, ""),
-    ],
-)
-def test_what_the_daemon_may_try_is_shown(options, shown: str):
-    out = io.StringIO()
-    reply = StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 70_000_000, 0, options=options)
-    render_status(reply, Console(file=out, width=80))
-    assert ("options" in out.getvalue()) == bool(shown)
-    assert shown in out.getvalue()
 
 
 def test_daemons_of_before_and_after_understand_one_another():
@@ -69,7 +51,7 @@ def test_a_store_that_cannot_be_written_is_said_with_why_since_when_and_what_to_
     assert re.search("degraded: .*`kill 1`", words)
 
 
-def test_who_tunes_a_job_whether_it_is_frozen_and_where_others_reach_the_daemon():
+def test_status_shows_who_tunes_a_job_and_where_nodes_connect():
     job = JobStatus("job", "fabric", Stage.zero3, 8, 8, 3, 200, 0, 0, 0, 0.0, 1.0, 0.0)
     reply = StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, jobs=(job,))
     assert not [words for words in ("frozen", "daemon at", "reach") if words in shown(reply)]

@@ -156,7 +156,7 @@ def test_folders_that_others_may_put_keys_into_are_refused(curve_dir, private_pa
 
 
 @pytest.mark.parametrize("folders", [[], ["keys", "keys/clients"]])
-def test_whatever_the_umask_keys_are_closed_to_others(private_path, folders):
+def test_keys_are_closed_to_others_under_any_umask(private_path, folders):
     umask = os.umask(0)
     try:
         for folder in folders:

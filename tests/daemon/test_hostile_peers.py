@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ import zmq
 from daemon_process import WAIT_S, hello, receive
 from peers import HANDSHAKE
 
+from benchmarks.lib.waiting import wait_until
 from zerotune.agent.daemon_link.receiving import receive_frames
 from zerotune.store import wire
 from zerotune.store.records import StepRecord
@@ -102,7 +104,7 @@ def test_a_message_that_never_ends_costs_connections_and_not_the_memory_of_the_m
     assert daemon.end() == 0
 
 
-def test_what_jobs_took_is_given_back_when_they_end(daemon, connect):
+def test_memory_of_ended_jobs_is_given_back(daemon, connect):
     first = connect(daemon.endpoint)  # most of what any job needs is loaded now, and scipy (18 MiB) soon
     first.send_multipart(hello())
     first.send_multipart(wire.encode(wire.Steps("job", 0, (StepRecord(1, 0, 5000.0),))))
@@ -120,13 +122,31 @@ def test_what_jobs_took_is_given_back_when_they_end(daemon, connect):
     assert (status.resident_bytes - before_bytes) / n_jobs < 0.4 * 2**20
     for at, socket in enumerate(ranks):
         socket.send_multipart(wire.encode(wire.Goodbye(f"job{at}", 0)))
-    deadline_s = time.monotonic() + WAIT_S
-    while fetch_status(daemon.endpoint).resident_bytes > before_bytes + 40 * 2**20:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    wait_until(lambda: fetch_status(daemon.endpoint).resident_bytes <= before_bytes + 40 * 2**20, WAIT_S)
 
 
-def test_a_daemon_without_memory_for_a_message_drops_it_and_serves_on(private_path, connect, monkeypatch):
+@pytest.fixture
+def serving(private_path) -> Iterator[str]:
+    """The address of a daemon in this process, which ends with its job."""
+    endpoint = f"ipc://{private_path}/d.sock"
+    thread = threading.Thread(target=run_daemon, args=(endpoint, private_path / "s.db"), kwargs={"idle_exit_s": 1.0})
+    thread.start()
+    wait_until(lambda: fetch_status(endpoint, 0.5), WAIT_S)
+    yield endpoint
+    thread.join(timeout=WAIT_S)
+    assert not thread.is_alive()
+
+
+def ends_with_one_error(socket, endpoint: str) -> None:
+    """The rank is welcome once more, and leaves."""
+    socket.send_multipart(hello())
+    while not isinstance(receive(socket), wire.Welcome):
+        pass
+    assert fetch_status(endpoint).n_errors == 1
+    socket.send_multipart(wire.encode(wire.Goodbye("job", 0)))
+
+
+def test_a_daemon_without_memory_for_a_message_drops_it_and_serves_on(serving, connect, monkeypatch):
     refused = []
 
     def receive_or_fail(socket, n_addresses):
@@ -137,26 +157,15 @@ def test_a_daemon_without_memory_for_a_message_drops_it_and_serves_on(private_pa
         return frames
 
     monkeypatch.setattr("zerotune.tuner.service.daemon.receive_frames", receive_or_fail)
-    endpoint = f"ipc://{private_path}/d.sock"
-    thread = threading.Thread(target=run_daemon, args=(endpoint, private_path / "s.db"), kwargs={"idle_exit_s": 1.0})
-    thread.start()
-    while fetch_status(endpoint, 0.5) is None:
-        time.sleep(0.02)
-    socket = connect(endpoint)
+    socket = connect(serving)
     socket.send_multipart(hello())
     receive(socket)
     socket.send_multipart(wire.encode(wire.Observations("job", 0, 1), bytes(wire.OBSERVATION_BYTES)))
-    socket.send_multipart(hello())
-    while not isinstance(receive(socket), wire.Welcome):
-        pass
+    ends_with_one_error(socket, serving)
     assert refused
-    assert fetch_status(endpoint).n_errors == 1
-    socket.send_multipart(wire.encode(wire.Goodbye("job", 0)))
-    thread.join(timeout=WAIT_S)
-    assert not thread.is_alive()
 
 
-def test_an_answer_that_cannot_be_written_ends_no_daemon(private_path, connect, monkeypatch):
+def test_an_answer_that_cannot_be_written_ends_no_daemon(serving, connect, monkeypatch):
     encode = wire.encode
     refused = []
 
@@ -167,22 +176,10 @@ def test_an_answer_that_cannot_be_written_ends_no_daemon(private_path, connect, 
         return encode(message, *payload)
 
     monkeypatch.setattr("zerotune.tuner.service.daemon.wire.encode", encode_or_fail)
-    endpoint = f"ipc://{private_path}/d.sock"
-    thread = threading.Thread(target=run_daemon, args=(endpoint, private_path / "s.db"), kwargs={"idle_exit_s": 1.0})
-    thread.start()
-    while fetch_status(endpoint, 0.5) is None:
-        time.sleep(0.02)
-    socket = connect(endpoint)
+    socket = connect(serving)
     socket.send_multipart(hello())
-    while not refused:
-        time.sleep(0.02)
-    socket.send_multipart(hello())
-    while not isinstance(receive(socket), wire.Welcome):
-        pass
-    assert fetch_status(endpoint).n_errors == 1
-    socket.send_multipart(encode(wire.Goodbye("job", 0)))
-    thread.join(timeout=WAIT_S)
-    assert not thread.is_alive()
+    wait_until(lambda: refused, WAIT_S)
+    ends_with_one_error(socket, serving)
 
 
 def test_bytes_that_are_not_zeromq_are_ignored(daemon, connect):
@@ -215,7 +212,5 @@ def test_random_records_of_a_greeted_rank_are_survived(daemon, connect):
     socket.send_multipart(hello())
     while not isinstance(receive(socket), wire.Welcome):
         pass
-    deadline_s = time.monotonic() + WAIT_S
-    while fetch_status(daemon.endpoint).jobs[0].n_observations < 2000:
-        assert time.monotonic() < deadline_s
+    wait_until(lambda: fetch_status(daemon.endpoint).jobs[0].n_observations >= 2000, WAIT_S)
     assert daemon.end() == 0

@@ -176,7 +176,7 @@ def test_a_training_process_says_so_once_and_sends_nothing(folder, listener, con
 
 
 @ROOT_ONLY
-def test_who_listens_is_asked_before_anything_is_sent(folder):
+def test_the_owner_of_a_socket_is_checked_before_anything_is_sent(folder):
     path = folder / "d.sock"
     command = [sys.executable, "-c", LISTEN_AS, str(path), str(STRANGER)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -221,7 +221,7 @@ def daemon() -> Iterator[Callable[[Path], Daemon]]:
         one.close()
 
 
-def test_what_takes_the_folders_place_while_training_goes_on_is_not_met(folder, connect, daemon):
+def test_a_replaced_folder_is_not_met_during_training(folder, connect, daemon):
     mine = daemon(folder)
     connect(folder)
     assert mine.was_greeted()
@@ -246,7 +246,7 @@ def test_a_folder_that_comes_later_is_found(private_path, connect, daemon):
 
 
 @pytest.mark.parametrize("spoil", [open_to_all, pytest.param(of_another_user, marks=ROOT_ONLY)])
-def test_nobody_is_told_of_processes_that_a_strangers_lock_names(folder, spoil: Spoil):
+def test_processes_named_by_a_strangers_lock_are_not_told(folder, spoil: Spoil):
     lock = LockFile(folder / "d.sock.lock")
     assert holder_of(f"ipc://{folder}/d.sock") is not None
     spoil(folder)

@@ -52,7 +52,7 @@ def test_knowledge_is_loaded_beside_the_loop(made):
     assert ready.get(timeout=10) == ("f", [])
 
 
-def test_who_asks_without_end_fills_no_memory(store):
+def test_endless_requests_fill_no_memory(store):
     may_load = threading.Event()
     learner = Learner(store, lambda *_: may_load.wait(60), None, lambda *_: None)
     for number in range(MAX_WAITING + 10):
@@ -98,7 +98,7 @@ def test_a_fit_that_is_told_to_end_is_no_failure(made, monkeypatch, caplog):
     assert not caplog.text
 
 
-def test_what_ends_the_daemons_group_does_not_reach_a_fit(made, monkeypatch):
+def test_signals_to_the_daemons_group_do_not_reach_a_fit(made, monkeypatch):
     groups: queue.Queue[int] = queue.Queue()
     popen = subprocess.Popen
 

@@ -72,7 +72,7 @@ def test_a_log_that_is_a_link_is_not_followed(endpoint: str, tmp_path: Path) -> 
     assert (tmp_path / "secret").read_text() == "secret"
 
 
-def test_one_that_is_slow_to_answer_is_left_to_it(
+def test_a_daemon_that_is_slow_to_answer_is_left_alone(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("import signal, sys\nif 'daemon' in sys.orig_argv: signal.pause()")

@@ -22,7 +22,7 @@ from zerotune.tuner.service.nodes import MAX_FORWARDED, Uplink
 from zerotune.tuner.service.uplinks import MAX_RECEIVED, Uplinks
 
 
-def test_what_a_frame_cannot_hold_arrives_in_several(tmp_path: Path):
+def test_records_too_many_for_a_frame_arrive_in_several(tmp_path: Path):
     make_keys(tmp_path / "keys")
     observed = np.zeros(2 * MAX_FORWARDED + 7, OBSERVATION)
     observed["sequence"] = np.arange(len(observed))
@@ -53,7 +53,7 @@ def test_what_a_frame_cannot_hold_arrives_in_several(tmp_path: Path):
     bound.release()
 
 
-def test_what_makes_no_sense_is_told_of_a_few_times(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_nonsense_is_logged_a_few_times_only(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     make_keys(tmp_path / "keys")
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.linger = 0

@@ -25,7 +25,7 @@ def test_why_a_workload_was_not_recognised() -> None:
     assert [missing for missing in MissingEvidence if in_words(missing) not in PAGE] == []
 
 
-def test_what_doctor_finds() -> None:
+def test_findings_of_doctor_are_listed() -> None:
     found = {
         (code, words)
         for path in (ROOT / "tuner" / "doctor").glob("*.py")

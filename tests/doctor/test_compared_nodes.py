@@ -74,7 +74,7 @@ def test_a_difference_is_one_line_that_names_the_nodes(fact, code, status) -> No
     assert len(compared(*nodes[1:])) == 1, "equal nodes: no difference"
 
 
-def test_what_several_nodes_find_of_themselves_is_told_once() -> None:
+def test_a_finding_of_several_nodes_is_told_once() -> None:
     trouble = ("finding", "acs", "it redirects", Status.warning, "turn it off")
     assert compared(answer("n2", trouble), answer("n1", trouble), answer("n3"))[1:] == [
         Finding("acs", Status.warning, "n1 n2: it redirects", "turn it off")
@@ -92,7 +92,7 @@ def test_answers_that_are_not_whole() -> None:
     assert compared(answer("n1"), same_node)[0].found == "2 nodes: n1 n1#2"
 
 
-def test_what_is_no_fact_is_left_out(tmp_path: Path) -> None:
+def test_lines_that_are_no_facts_are_left_out(tmp_path: Path) -> None:
     good = '{"answer":"a","node":"n\\u001b[31m","kind":"start","name":"","value":""}'
     lines = ["motd", '{"answer":1}', '{"answer":"a"', good.replace("start", "command"), "9" * 9000 + good, good]
     (tmp_path / "lines").write_text("\n".join(lines) + "\n\\xff")

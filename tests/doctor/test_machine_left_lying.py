@@ -69,7 +69,7 @@ def status(finding: Finding | None) -> Status | None:
     return None if finding is None else finding.status
 
 
-def test_nothing_is_said_of_what_is_not_there(made_up: MadeUp) -> None:
+def test_absent_hardware_is_not_mentioned(made_up: MadeUp) -> None:
     for code in ON_MACHINE:
         assert examination.CHECKS[code](made_up.machine()) is None, code
     made_up.pci("pci0/nic", "0x020700", "0x15b3")

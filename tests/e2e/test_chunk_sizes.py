@@ -44,7 +44,7 @@ def fabric(world):
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("asks", [True, False])
-def test_what_was_measured_is_tried_and_measured_again(world, fabric, asks):
+def test_a_measured_chunk_size_is_tried_and_measured_again(world, fabric, asks):
     world.environment["ZEROTUNE_NCCL_VERSION"] = "2.30.7"
     daemon = world.start_daemon()
     options = ("--name", "tuned", *(("--chunk-sizes",) if asks else ()))

@@ -50,19 +50,6 @@ def test_the_steps_before_the_ranks_had_met_are_in_trace_and_store(world):
     assert steps == list(range(1, N_STEPS))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_a_device_that_is_behind_tells_the_same_steps_later_and_no_exposure(world):
-    lag = 3
-    world.environment |= {"ZEROTUNE_HOST_AHEAD": str(lag), "ZEROTUNE_EXPOSURE": "hidden"}
-    returncode, output = world.finish(world.take_steps(N_STEPS, launch=("--log-trace", world.folder / "trace")))
-    assert returncode == 0, output
-    for trace in traces_of(world.folder / "trace"):
-        assert trace.steps["step"].tolist() == list(range(1, N_STEPS - lag))
-        assert (trace.steps["duration_us"] > 0).all()
-        assert not (trace.steps["exposed_us"] >= 0).any()
-
-
 ALONE = """
 import torch, torch.distributed as dist
 dist.init_process_group()

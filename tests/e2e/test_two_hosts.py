@@ -86,7 +86,7 @@ class Node:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_is_lost_between_two_nodes_is_lost_to_tuning_alone(world, namespaces, kill9):
+def test_a_lost_connection_between_nodes_costs_tuning_alone(world, namespaces, kill9):
     world.use_tcp()
     world.environment |= {"GLOO_SOCKET_IFNAME": "train", "ZEROTUNE_JOB_ID": "both"}
     nodes = [Node(world, number) for number in range(2)]

@@ -48,7 +48,7 @@ def test_every_curated_change_could_stand_in_a_users_list_and_says_what_it_does(
         ("", "", "NCCL_BUFFSIZE", "NCCL_SOCKET_NTHREADS"),
     ],
 )
-def test_what_does_not_apply_to_the_network_is_left_out(adapters, net, offered, not_offered):
+def test_variables_of_other_networks_are_left_out(adapters, net, offered, not_offered):
     found = variables(candidates_for({"adapters": adapters, "NCCL_NET": net}, NEW, True, ()))
     assert offered in found
     assert not_offered not in found
@@ -66,7 +66,7 @@ def test_adaptive_routing_is_turned_over():
     assert Candidate("NCCL_IB_ADAPTIVE_ROUTING", "1") in candidates_for(roce, NEW, True, ())
 
 
-def test_what_this_nccl_does_not_know_is_left_out():
+def test_variables_unknown_to_this_nccl_are_left_out():
     assert "NCCL_NETDEVS_POLICY" in variables(candidates_for(H100, 22803, True, ()))
     assert "NCCL_NETDEVS_POLICY" not in variables(candidates_for(H100, 22707, True, ()))
     assert candidates_for(H100, 0, True, ()) == []
@@ -117,7 +117,7 @@ def test_a_bad_list_is_refused_with_its_line(tmp_path, text, said):
     assert error.value.remedy
 
 
-def test_what_is_no_text_is_refused(tmp_path):
+def test_a_file_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     for path in (tmp_path / "bytes", tmp_path / "missing", tmp_path):
         with pytest.raises(UserError, match="cannot read the candidates"):
@@ -128,7 +128,7 @@ def test_results_security_and_addresses_are_not_tried():
     assert [one for one in REFUSED.split() if not why_refused(one)] == []
 
 
-def test_what_changes_speed_alone_is_tried():
+def test_variables_that_change_speed_alone_are_tried():
     may = ("NCCL_NET_GDR_READ", "NCCL_NETDEVS_POLICY", "UCX_RNDV_THRESH", "FI_EFA_TX_SIZE")
     assert [one for one in may if why_refused(one)] == []
 

@@ -122,7 +122,7 @@ def test_a_variable_of_the_network_plugin_that_the_user_set_stays(starts: Starts
     assert propose(starts.path, COMMAND, None, own, {"FI_CXI_RDZV_PROTO": "default"}).variables == "NCCL_NTHREADS=256"
 
 
-def test_what_a_book_knows_of_other_nodes_comes_first(starts: Starts) -> None:
+def test_a_variable_that_helped_other_nodes_comes_first(starts: Starts) -> None:
     starts.add()
     hardware = {name: value for name, value in HARDWARE.items() if name != "n_nodes"}
     offered = candidates(known(starts), {})
@@ -162,7 +162,7 @@ def test_a_name_stands_for_all_of_its_commands() -> None:
     assert training_id(COMMAND, "llama") == training_id(["bash", "run.sh"], "llama") != TRAINING
 
 
-def test_what_was_found_is_shown_and_exported(starts: Starts, tmp_path: Path) -> None:
+def test_proven_variables_are_shown_and_exported(starts: Starts, tmp_path: Path) -> None:
     store = ("--store", str(starts.path))
     starts.add(training="")
     none = zerotune("explain", "--environment", *store)

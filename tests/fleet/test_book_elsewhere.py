@@ -95,6 +95,6 @@ def test_advice_from_a_book_of_nothing_or_of_other_gpus_is_refused(run: Run, tmp
 @pytest.mark.parametrize(
     "words", [["--fabric-id", "loses"], ["--job", "job"], ["--to", "measurements"], ["--book-key", "none"]]
 )
-def test_what_a_book_cannot_give_is_refused(book: Path, run: Run, tmp_path: Path, words: list[str]) -> None:
+def test_options_that_a_book_lacks_are_refused(book: Path, run: Run, tmp_path: Path, words: list[str]) -> None:
     with pytest.raises(UserError):
         run("store", "export", tmp_path / "t", "--book", book, *words)

@@ -153,7 +153,7 @@ def test_bad_objects_are_skipped_and_named(tmp_path: Path) -> None:
     assert book.cells == good.cells
 
 
-def test_where_nothing_is_ours_there_is_no_book(tmp_path: Path) -> None:
+def test_a_folder_without_our_objects_gives_no_book(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         made(tmp_path / "nowhere", tmp_path / "book")
     share_fleet(tmp_path / "fleet", 1)

@@ -106,7 +106,7 @@ def test_others_names_get_no_honest_one_set_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_who_is_not_listed_makes_no_book_longer_and_says_nothing_of_fabrics(tmp_path: Path) -> None:
+def test_contributors_outside_the_list_add_nothing_to_a_book(tmp_path: Path) -> None:
     fabrics = [Fabric("fabric", {**FACTS, "gpu": "none"}), *(Fabric(f"junk{at}", FACTS) for at in range(3))]
     listed = {signer_of(name).public_hex: name for name in HONEST}
     block = measured(40)
@@ -191,31 +191,6 @@ def test_the_same_rows_are_the_same_whatever_parquet_makes_of_them(tmp_path: Pat
         assert again.contributor == found.contributor
 
 
-@pytest.mark.slow
-def test_a_copy_in_another_file_is_not_counted_again(tmp_path: Path) -> None:
-    fleet(tmp_path)
-    before = made(tmp_path)
-    table = table_of(share(tmp_path, HONEST[0]))
-    for level in range(1, 4):
-        put(tmp_path, *written(table, compression="gzip", compression_level=level))
-    assert made(tmp_path).cells == before.cells
-    clean = build(str(tmp_path / "fleet"), tmp_path / "all at once").book
-    assert clean.cells == before.cells
-
-
-@pytest.mark.slow
-def test_what_an_unsigned_copy_says_hides_nothing(tmp_path: Path) -> None:
-    for name in HONEST:
-        packed = share(tmp_path, name)
-        table = table_of(packed)
-        marks = {name: value for name, value in table.schema.metadata.items() if name != b"zerotune.signature"}
-        (tmp_path / "fleet" / packed.path).unlink()
-        put(tmp_path, *written(table.replace_schema_metadata(marks)))
-    assert made(tmp_path).cells[0].n_contributors == 1
-    fleet(tmp_path)
-    assert made(tmp_path).cells[0].n_contributors == 1 + len(HONEST)
-
-
 def faster(table: pyarrow.Table) -> pyarrow.Table:
     durations = pyarrow.compute.multiply(table["duration_us"], 0.5)
     return table.set_column(table.schema.get_field_index("duration_us"), "duration_us", durations)
@@ -229,7 +204,7 @@ def of(contributor: str) -> object:
     return lambda table: table.set_column(0, "contributor", pyarrow.array([contributor] * len(table)))
 
 
-def test_what_nobody_signed_is_nobodys(tmp_path: Path) -> None:
+def test_an_unsigned_object_belongs_to_no_contributor(tmp_path: Path) -> None:
     found = unpack(*share(tmp_path, signer_of("node1").public_hex, is_signed=False))
     assert (found.contributor, set(found.rows["contributor"].to_pylist())) == (UNSIGNED, {UNSIGNED})
 

@@ -64,7 +64,7 @@ def test_junk_under_anothers_name_hides_nothing(tmp_path):
     assert (again.merged.n_objects, again.merged.skipped) == (0, ()), "what was told is not told again"
 
 
-def test_what_was_junk_is_believed_once_it_is_not(tmp_path):
+def test_an_object_that_arrives_whole_later_is_believed(tmp_path):
     shared(tmp_path / "fleet", "a")
     late = shared(tmp_path / "fleet", "b")
     data = late.read_bytes()
@@ -123,7 +123,7 @@ def as_a_link(state: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [of_another_user, with_a_view, as_a_link])
-def test_what_others_could_have_made_of_the_state_is_not_signed(tmp_path, change):
+def test_a_state_file_that_others_could_change_is_not_signed(tmp_path, change):
     if change is not with_a_view and os.getuid() != 0:
         pytest.skip("gives a file to another user: needs root")
     shared(tmp_path / "fleet", "a")

@@ -30,7 +30,7 @@ GOOD = packed()
 
 
 @given(fabric_id=st.text(min_size=1, max_size=40).filter(lambda text: text.isprintable()), job_id=st.text(min_size=1))
-def test_what_was_written_comes_back(fabric_id: str, job_id: str) -> None:
+def test_objects_give_back_the_rows_written(fabric_id: str, job_id: str) -> None:
     made = packed(fabric_id, job_id=job_id.encode("utf-8", "replace").decode())
     assert made.path.count("/") == 3, "whatever the id, it is one folder's name"
     table, fabric, contributor, called, _ = unpack(*made)
@@ -123,12 +123,6 @@ def test_long_texts_are_refused_before_they_take_room(name: str) -> None:
     with pytest.raises(NotOurs, match=name):
         unpack(*_named(table.set_column(column, name, ids)))
     assert pyarrow.total_allocated_bytes() < 2**30
-
-
-def test_an_object_is_of_one_contributor() -> None:
-    both = pyarrow.concat_tables([unsigned(contributor=name) for name in ("node1", "node2")])
-    with pytest.raises(NotOurs):
-        unpack(*_named(both))
 
 
 @pytest.mark.parametrize(

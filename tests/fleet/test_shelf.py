@@ -54,7 +54,7 @@ def shelf_of() -> Iterator[Callable[[Path, Verifier], Shelf]]:
         shelf.close()
 
 
-def test_what_the_book_says_of_this_fabric(made, shelf_of) -> None:
+def test_the_shelf_tells_winners_of_this_fabric(made, shelf_of) -> None:
     shelf, news = shelf_of(made[0], made[1]), threading.Event()
     shelf.on_news = news.set
     assert shelf.told("fabric") == {}
@@ -68,7 +68,7 @@ def test_what_the_book_says_of_this_fabric(made, shelf_of) -> None:
     assert shelf.told("another") == {}
 
 
-def test_who_asks_while_the_book_is_being_read_hears_what_it_says(made, shelf_of, monkeypatch) -> None:
+def test_a_question_during_the_reading_waits_for_the_book(made, shelf_of, monkeypatch) -> None:
     may_read, at_once = threading.Event(), shelf_module.read_book
 
     def read_later(url: str, verifier: Verifier | None) -> object:
@@ -83,7 +83,7 @@ def test_who_asks_while_the_book_is_being_read_hears_what_it_says(made, shelf_of
 
 
 @pytest.mark.parametrize("kind", ["other key", "unsigned", "cut", "missing"])
-def test_what_is_not_believed_is_said_and_nothing_is_told(made, shelf_of, kind, tmp_path) -> None:
+def test_a_book_that_is_not_believed_is_an_error_and_tells_nothing(made, shelf_of, kind, tmp_path) -> None:
     data, path = made[0].read_bytes(), tmp_path / "book"
     if kind != "missing":
         body = data.partition(b"\n")[2]

@@ -37,7 +37,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "fleet") if request.param == "directory" else f"memory://{tmp_path.name}/fleet"
 
 
-def test_what_is_measured_arrives_in_one_object_per_fabric(url: str) -> None:
+def test_measurements_arrive_in_one_object_per_fabric(url: str) -> None:
     writer = FleetWriter(Storage(url, writes=True), "node1", signer_of("node1"))
     for job_id, fabric_id in (("a", "one"), ("b", "one"), ("c", "two")):
         writer.measured(fabric_id, FACTS, job_id, measured())
@@ -50,7 +50,7 @@ def test_what_is_measured_arrives_in_one_object_per_fabric(url: str) -> None:
     assert not state.is_failing
 
 
-def test_only_what_ran_here_and_went_well_is_shared(url: str) -> None:
+def test_only_good_measurements_of_this_node_are_shared(url: str) -> None:
     writer = FleetWriter(Storage(url, writes=True), "node1", signer_of("node1"))
     block = measured(2)
     block["source"][0], block["outcome"][1] = 1, 2

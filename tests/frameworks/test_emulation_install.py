@@ -46,7 +46,7 @@ def test_device_meshes_use_the_replacements_too():
         (emulation.BACKEND, emulation.BACKEND),
     ],
 )
-def test_which_backends_are_replaced(asked, made):
+def test_backends_of_nccl_are_replaced_and_no_others(asked, made):
     assert emulation.emulated_backend(asked, asks_default=True) == made
     assert emulation.emulated_backend(asked, asks_default=False) == made
 
@@ -74,7 +74,7 @@ def test_no_backend_means_the_default_groups():
         (f"cpu:{emulation.BACKEND}", False),
     ],
 )
-def test_what_counts_as_nccl(configured, is_nccl):
+def test_configured_backends_that_count_as_nccl(configured, is_nccl):
     assert emulation.uses_nccl(configured) == is_nccl
 
 

@@ -87,7 +87,7 @@ def test_events_that_last_long_name_nobody_however_often_one_asks(n_ranks):
                 assert window.persistent(100.0) == []
 
 
-def test_what_does_not_matter_is_not_said():
+def test_small_lateness_is_not_told():
     for step_us, expected in ((10_000.0, set()), (1000.0, {2})):
         job = Job()
         job.play(150, call({0: 0, 1: 0, 2: 80}))
@@ -113,7 +113,7 @@ def test_few_steps_name_nobody():
     assert job.named()[0] == set()
 
 
-def test_whom_a_straggler_holds_up_is_not_to_blame():
+def test_ranks_that_a_straggler_holds_up_are_not_blamed():
     """Rank 1 is late in its group; the whole group is then late among the groups' partners."""
     job = Job()
     job.play(
@@ -142,7 +142,7 @@ def test_a_slow_link_is_told_from_a_late_rank():
     assert (link.ranks, link.excess_us) == ((1, 3), pytest.approx(3 * TRANSFER_US))
 
 
-def test_who_sends_a_broadcast_is_not_compared_with_who_receives_it():
+def test_a_broadcasts_sender_is_not_compared_with_its_receivers():
     job = Job()
     job.play(100, call({0: 0, 1: 2000, 2: 0}, collective=Collective.broadcast))
     assert job.named() == (set(), Lateness())

@@ -92,7 +92,7 @@ def test_measurements_are_counted_once_and_split(store):
     assert "zerotune_up 1.0" in text
 
 
-def test_neither_daemon_nor_store(tmp_path, monkeypatch):
+def test_metrics_without_daemon_and_store_say_down(tmp_path, monkeypatch):
     monkeypatch.setattr(collector, "fetch_status", lambda *_, **__: None)
     text = text_of(Collector("ipc://x", tmp_path / "none.db"))
     assert "zerotune_up 0.0" in text
@@ -175,7 +175,7 @@ def test_slow_scrapers_do_not_keep_others_from_being_served(served):
                 assert "zerotune_up 1.0" in answer.read().decode()
 
 
-def test_who_drips_is_hung_up_on(served, monkeypatch):
+def test_a_scraper_that_drips_is_hung_up_on(served, monkeypatch):
     monkeypatch.setattr(server, "CONNECTION_TIMEOUT_S", 0.5)
     with socket.create_connection(served) as one:
         one.sendall(b"GET /metrics HTTP/1.1\r\nX: ")

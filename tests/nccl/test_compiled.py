@@ -119,7 +119,7 @@ def installed(library, tmp_path) -> SharedLibrary:
 
 
 @pytest.mark.parametrize("how", ["open", "of another user"])
-def test_what_others_could_have_put_into_the_cache_is_not_loaded(installed, tmp_path, how):
+def test_a_library_that_others_could_have_put_into_the_cache_is_not_loaded(installed, tmp_path, how):
     if how == "of another user" and os.getuid() != 0:
         pytest.skip("gives a file to another user: needs root")
     built = planted(installed, tmp_path / "cache")

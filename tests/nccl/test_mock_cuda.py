@@ -69,7 +69,7 @@ def test_shipped_machines_are_read_as_they_are_described(name, tmp_path):
         '<!DOCTYPE x [<!ENTITY a "b">]>' + system(GPU),
     ],
 )
-def test_topologies_that_are_none_are_refused(text, tmp_path):
+def test_text_that_is_no_topology_is_refused(text, tmp_path):
     with pytest.raises(UserError):
         read(tmp_path, text)
 

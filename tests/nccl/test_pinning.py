@@ -22,7 +22,7 @@ from zerotune.store.errors import UserError
         ("Ring", "LL128", []),
     ],
 )
-def test_what_is_left_to_sharded_training(algo: str, proto: str, lost: list[str]):
+def test_pinned_variables_leave_these_collectives_untuned(algo: str, proto: str, lost: list[str]):
     assert [one.name for one in unserved({"NCCL_ALGO": algo, "NCCL_PROTO": proto})] == lost
 
 

@@ -37,7 +37,7 @@ def test_ours_is_no_other(name: str) -> None:
     assert after(NCCL_TUNER_PLUGIN=name, ZEROTUNE_NEXT_TUNER="ofi") == (OURS, "ofi")
 
 
-def test_what_is_set_after_launch_counts() -> None:
+def test_a_plugin_named_after_launch_counts() -> None:
     environment = dict(NO_FILE)
     set_variables(environment, OURS, searches=True)
     environment["NCCL_TUNER_PLUGIN"] = "late.so"
@@ -79,7 +79,7 @@ class Loaded:
         self.tuner_abi, self.profiler_abi = (lambda: 6), (lambda: profiler_abi)
 
 
-def test_what_was_named_in_vain_is_told() -> None:
+def test_a_plugin_named_in_vain_is_told() -> None:
     environment = NO_FILE | {"NCCL_TUNER_PLUGIN": "ofi", "NCCL_PROFILER_PLUGIN": "inspector"}
     set_variables(environment, OURS, searches=True)
     both = ["NCCL_TUNER_PLUGIN=ofi", "NCCL_PROFILER_PLUGIN=inspector"]

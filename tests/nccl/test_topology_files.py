@@ -53,7 +53,7 @@ def test_bare_devices_become_what_the_user_says(tmp_path: Path, capability: int,
 @pytest.mark.parametrize(
     ("capability", "nic_gbps", "says"), [(H100, None, "--gpu 90"), (None, 400, "--nic-gbps 400"), (100, 100, None)]
 )
-def test_what_a_file_states_is_not_contradicted(tmp_path: Path, capability, nic_gbps, says: str | None) -> None:
+def test_options_may_not_contradict_a_topology_file(tmp_path: Path, capability, nic_gbps, says: str | None) -> None:
     net = '<pci busid="0000:50:00.0" class="0x020000"><nic><net name="e0" dev="0" speed="100000"/></nic></pci>'
     name = write(tmp_path, RACK, 4, net, ADAPTER.format(1))
     if says is None:
@@ -89,7 +89,7 @@ def test_eight_gpus_of_a_baseboard_without_links_are_asked_about(tmp_path: Path)
         ('<pci busid="0000:0f:00.0"><gpu dev="0" sm="107"/><gpu dev="0" sm="107"/></pci>', 1, None, "cloud.xml"),
     ],
 )
-def test_what_cannot_be_told_is_refused(tmp_path: Path, device: str, n: int, capability: int, says: str) -> None:
+def test_topologies_without_facts_are_refused(tmp_path: Path, device: str, n: int, capability: int, says: str) -> None:
     name = write(tmp_path, device, n)
     with pytest.raises(UserError, match=says) as refused:
         read(name, capability)

@@ -44,7 +44,7 @@ def test_without_any_job_it_is_nccls_choice(tmp_path: Path):
 
 
 @pytest.mark.parametrize("fabric", [None, FABRIC])
-def test_what_earlier_jobs_proved_runs_where_they_measured_it(tmp_path: Path, fabric: str | None):
+def test_proven_settings_are_shown_at_measured_sizes(tmp_path: Path, fabric: str | None):
     store = make_store(tmp_path / "s.db")
     found = choice_table(store, fabric, [2, 4], [*SIZES, 1 << 28], GATHER)
     assert found.ranks_per_node == 1

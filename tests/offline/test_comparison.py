@@ -33,7 +33,7 @@ def decision(candidate: Candidate = FAST, alternatives: str = "[]") -> Decision:
     return Decision("j", "f", KEY, candidate, 1, "promote", "", 92.0, 80.0, 99.0, 100.0, alternatives=alternatives)
 
 
-def test_what_was_measured_wins_and_the_nearest_first():
+def test_measured_times_win_over_guesses_and_near_ones_first():
     here, everywhere = medians([line(OWN, 9, 200.0), line(FAST, 9, 162.0)]), medians([line(OWN, 9, 1.0)])
     found = compare(decision(), here, everywhere)
     assert (found.own, found.is_measured, str(found)) == (OWN, True, "19 % faster")

@@ -27,7 +27,7 @@ def key(calls_per_step: float, *alternatives: dict[str, Any]) -> Explanation:
     )  # fmt: skip
 
 
-def test_what_may_bring_most_comes_first() -> None:
+def test_the_most_promising_trial_comes_first() -> None:
     known = alternative("baseline", 100, 101, 9), alternative("ring/ll/4ch", 100, 140), alternative("tree", 300, 310)
     seldom, often = (key(n, *known) for n in (1.0, 5.0))
     found = next_trials([seldom, often])
@@ -35,7 +35,7 @@ def test_what_may_bring_most_comes_first() -> None:
     assert found[0].worth_us == 5 * found[1].worth_us > 0
 
 
-def test_nothing_is_promised_by_what_ran_or_what_is_surely_slower() -> None:
+def test_tried_and_surely_slower_settings_promise_nothing() -> None:
     ran = alternative("ring/ll/4ch", 90, 91, 4)
     assert next_trials([key(1.0, alternative("baseline", 100, 101, 9), ran, alternative("tree", 300, 310))]) == []
     assert next_trials([key(1.0), key(0.0, ran)]) == []

@@ -25,7 +25,7 @@ def model(ops: list[Op]) -> StepModel:
     return StepModel(program, {}, 8, 0, 160.0, 60.0, 0.4)
 
 
-def test_what_is_waited_for_is_exposed_and_adds_up():
+def test_exposed_time_and_computation_add_up_to_a_step():
     step = played(
         "x",
         model(

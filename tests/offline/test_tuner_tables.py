@@ -64,7 +64,7 @@ def test_a_row_with_a_chunk_size_has_no_counterpart(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(cut, cut, setting), max_size=8))
-def test_what_rccl_and_ncclx_read_is_what_the_plan_says(tmp_path_factory: pytest.TempPathFactory, drawn: list) -> None:
+def test_tables_of_rccl_and_ncclx_say_what_the_plan_says(tmp_path_factory: pytest.TempPathFactory, drawn: list) -> None:
     folder = tmp_path_factory.mktemp("tables")
     rows = rows_of(drawn)
     for to in ("rccl-csv", "ncclx-csv", "ncclx-json"):
@@ -94,14 +94,14 @@ def test_what_rccl_and_ncclx_read_is_what_the_plan_says(tmp_path_factory: pytest
         '{"rules": [',
     ],
 )
-def test_what_ncclx_or_a_plan_has_no_word_for_is_refused(tmp_path: Path, text: str) -> None:
+def test_entries_without_a_counterpart_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "t").write_text(text)
     with pytest.raises(PlanError):
         read_ncclx(tmp_path / "t")
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_what_a_job_learned(tmp_path: Path, to: str) -> None:
+def test_a_jobs_settings_are_exported(tmp_path: Path, to: str) -> None:
     out = tmp_path / ("t.json" if to == "ncclx-json" else "t.csv")
     export_table(to, make_store(tmp_path / "store.db"), out)
     assert plan_rows(out)

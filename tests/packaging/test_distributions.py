@@ -74,7 +74,7 @@ def test_nothing_but_the_package_is_in_a_wheel(built):
     assert not [name for name in names(built("wheel")) if re.search(r"\.pyc$|\.lock$|/tests/|/benchmarks/", name)]
 
 
-def test_what_an_earlier_build_left_is_not_in_the_next(sources, built, tmp_path):
+def test_files_of_an_earlier_build_are_not_in_the_next(sources, built, tmp_path):
     expected = names(built("pure"))
     stale = [sources / "build/lib/zerotune/tuner/gone.py", *(sources / name.partition("/")[2] for name in LIBRARIES)]
     for file in stale:

@@ -58,14 +58,14 @@ def environment(built, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "packages"), [("wheel", True), ("editable", False)])
-def test_a_project_keeps_its_modules_after_the_install(environment, tmp_path, kind, packages):
+def test_a_project_keeps_its_own_modules(environment, tmp_path, kind, packages):
     run(environment(kind).python, project(tmp_path, packages=packages) / "train.py")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 @pytest.mark.parametrize("packages", [False, True])
-def test_and_under_launch_which_refuses_none_for_its_name(environment, tmp_path, kind, packages):
+def test_a_project_keeps_its_own_modules_under_launch(environment, tmp_path, kind, packages):
     python, summary = environment(kind).python, tmp_path / "summary.json"
     folder = project(tmp_path / "project", packages=packages, script=SCRIPT + TRAINING)
     torchrun = (python, "-m", "torch.distributed.run", "--nproc-per-node", 2)

@@ -43,7 +43,7 @@ def compiler_lines(done):
     return [line for line in done.stderr.splitlines() if "C compiler" in line]
 
 
-def test_training_runs_and_one_line_says_what_is_missing(zerotune):
+def test_training_runs_and_one_line_names_the_missing_compiler(zerotune):
     done = zerotune("launch", "--", zerotune.python, "-c", "import torch; print('trained')")
     assert done.stdout == "trained\n"
     assert len(compiler_lines(done)) == (1 if zerotune.kind == "pure" else 0)

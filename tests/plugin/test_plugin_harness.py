@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,21 +50,26 @@ def others(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def binaries(request, tmp_path_factory):
-    mode = request.param
-    folder = tmp_path_factory.mktemp(mode)
-    probe = ["cc", *MODES[mode], "-x", "c", "-", "-o", str(folder / "probe")]
-    if subprocess.run(probe, input="int main(void){return 0;}", text=True, capture_output=True).returncode:
-        pytest.skip(f"this compiler has no {mode}")
-    return compiled(folder, mode)
+def built(tmp_path_factory) -> Callable[[str], tuple[Path, Path]]:
+    """Plugin and harness of a mode. They are compiled once: a parametrised fixture would compile them for each test."""
+
+    @cache
+    def of(mode: str) -> tuple[Path, Path]:
+        folder = tmp_path_factory.mktemp(mode)
+        probe = ["cc", *MODES[mode], "-x", "c", "-", "-o", str(folder / "probe")]
+        if subprocess.run(probe, input="int main(void){return 0;}", text=True, capture_output=True).returncode:
+            pytest.skip(f"this compiler has no {mode}")
+        return compiled(folder, mode)
+
+    return of
 
 
 CASES = [*(("asan_ubsan", test) for test in TESTS), *(("tsan", test) for test in WITH_THREADS)]
 
 
-@pytest.mark.parametrize(("binaries", "test"), CASES, indirect=["binaries"])
-def test_as_nccl_calls_it(binaries, others, test):
-    plugin, harness = binaries
+@pytest.mark.parametrize(("mode", "test"), CASES)
+def test_as_nccl_calls_it(built, others, mode, test):
+    plugin, harness = built(mode)
     environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1"}
     environment.pop("NCCL_ALGO", None)
     environment.pop("NCCL_PROTO", None)

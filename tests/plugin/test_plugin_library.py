@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.agreement.nccl_side import Side
 from zerotune.agent.nccl import catalog, compiled, library
 from zerotune.agent.nccl.release import Release
 from zerotune.store.errors import PlanError, PluginError
@@ -30,7 +31,6 @@ from zerotune.store.records import (
     size_class_floor,
 )
 
-N_CELLS = 21
 NEWEST = Release((2, 99))
 
 
@@ -39,37 +39,6 @@ def test_it_has_every_interface_that_a_release_looks_for() -> None:
     names = [f"ncclTunerPlugin_v{version}" for version in range(2, NEWEST.tuner_abi + 1)]
     names += [f"ncclProfiler_v{version}" for version in range(3, NEWEST.profiler_abi + 1)]
     assert [name for name in names if not hasattr(loaded, name)] == []
-
-
-class NcclSide:
-    """One communicator under tuner v5, as NCCL holds it."""
-
-    def __init__(self, plugin: library.Plugin, communicator: CommunicatorClass) -> None:
-        members = (ctypes.c_void_p * 4).in_dll(ctypes.CDLL(str(plugin.path)), "ncclTunerPlugin_v5")
-        pointer, size = ctypes.c_void_p, ctypes.c_size_t
-        init = ctypes.CFUNCTYPE(
-            ctypes.c_int, ctypes.POINTER(pointer), ctypes.c_uint64, size, size, pointer, pointer, pointer
-        )(members[1])
-        self._ask = ctypes.CFUNCTYPE(
-            ctypes.c_int, pointer, ctypes.c_int, size, ctypes.c_int, pointer,
-            ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int),
-        )(members[2])  # fmt: skip
-        self._finalize = ctypes.CFUNCTYPE(ctypes.c_int, pointer)(members[3])
-        self._context = pointer()
-        assert init(ctypes.byref(self._context), 7, communicator.n_ranks, communicator.n_nodes, None, None, None) == 0
-
-    def ask(self, collective: int, message_bytes: int, legal: bool = True) -> tuple[list[int], int]:
-        """Cells that the plugin made cheapest, and channels it asked for (-1 = untouched)."""
-        table = (ctypes.c_float * N_CELLS)(*([50.0 if legal else -1.0] * N_CELLS))
-        n_channels = ctypes.c_int(-1)
-        assert self._ask(self._context, collective, message_bytes, 1, table, 7, 3, 0, n_channels) == 0
-        untouched = 50.0 if legal else -1.0
-        changed = [i for i, cost in enumerate(table) if cost != untouched]
-        assert all(0.0 < table[i] < untouched for i in changed)
-        return changed, n_channels.value
-
-    def close(self) -> None:
-        self._finalize(self._context)
 
 
 @pytest.fixture
@@ -157,7 +126,7 @@ def test_lookup_equals_a_naive_scan(rows, gathers_after_step, data):
     plugin.reset()
     plugin.load_plan(Plan(epoch=3, rows=tuple(rows), gathers_after_step=gathers_after_step))
     assert plugin.flip(3)
-    sides = {shape: NcclSide(plugin, shape) for shape in SHAPES}
+    sides = {shape: Side(plugin, 7, shape.n_ranks, shape.n_nodes) for shape in SHAPES}
     edges = sorted({edge + d for row in rows for edge in (row.min_bytes, row.max_bytes) for d in (-1, 0, 1)})
     edges = [edge for edge in edges if 0 < edge < 2**64] or [1]
     try:
@@ -232,7 +201,7 @@ def test_bad_plans_are_refused_and_change_nothing(plugin, rows, complaint):
 
 
 def test_records_come_out_as_numpy(plugin):
-    side = NcclSide(plugin, SHAPES[0])
+    side = Side(plugin, 7, 8)
     plugin.set_recording(True)
     plugin.set_memory_pressure(0.75)
     plugin.set_step(9)
@@ -265,7 +234,7 @@ def test_load_gives_one_plugin():
     assert compiled.PLUGIN.path() == library.load().path == compiled.PLUGIN.build()
 
 
-def test_a_library_that_is_none_is_refused(tmp_path):
+def test_a_file_that_is_no_plugin_is_refused(tmp_path):
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"not an ELF file")
     with pytest.raises(PluginError, match=r"broken\.so"):

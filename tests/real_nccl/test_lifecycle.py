@@ -108,7 +108,7 @@ def test_nothing_grows_and_each_collective_is_decided_once(newest, scenario):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["abort", "graphs"])
-def test_nor_beside_others_plugins(newest, scenario, tmp_path):
+def test_nothing_is_left_beside_others_plugins(newest, scenario, tmp_path):
     release = Release(newest[0])
     others = {
         "ZEROTUNE_NEXT_TUNER": str(other_tuner(tmp_path / "tuner.so", release.tuner_abi)),
@@ -131,7 +131,7 @@ def test_a_communicator_ends_once_nccls_thread_has_read_all_of_it(newest, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", MANY)
-def test_nor_in_any_interface_however_often(release, scenario):
+def test_nothing_is_left_in_any_interface_however_often(release, scenario):
     if ".".join(map(str, release[0])) not in nccl_releases.TESTED:
         pytest.skip("four minutes a release: one of each tuner interface, as in every run of the suite")
     check(told(release, scenario, MANY[scenario], PLUGIN.build()), scenario, MANY[scenario])

@@ -68,7 +68,7 @@ def test_choices_and_a_picture(nccl, newest, tmp_path):
     assert all(1 <= choice["n_channels"] <= found["max_channels"] for choice in gathers)
 
 
-def test_what_nccl_lists_but_never_chooses_is_no_offer(nccl, newest):
+def test_settings_that_nccl_lists_but_never_chooses_are_not_offered(nccl, newest):
     _, library = newest
     options = ("--nodes", 2, "--ranks-per-node", 2, "--library", library, "--sizes", "1M")
     done = nccl("dgx_h100", *options, "--json")
@@ -89,7 +89,7 @@ def test_a_plan_whose_rows_all_apply_is_a_success(judged):
     assert (code, rows[1]["effect"], rows[1]["ran"]) == (0, "applies", "ring/ll128/4ch")
 
 
-def test_what_nccl_does_not_offer_is_ignored(judged):
+def test_a_row_that_nccl_does_not_offer_is_called_ignored(judged):
     code, rows = judged(row(Algorithm.pat, Protocol.simple))
     assert (code, rows[1]["effect"]) == (1, "ignored")
 

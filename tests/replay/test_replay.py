@@ -62,7 +62,7 @@ def test_the_last_arrival_counts(tmp_path: Path):
     assert table.rows["sequence"].tolist() == list(range(9))
 
 
-def test_what_fewer_ranks_tell_of_is_left_out_and_told(tmp_path: Path):
+def test_calls_logged_by_some_ranks_only_are_left_out_and_told(tmp_path: Path):
     """As after a cut in one rank's file: the others' durations may include waiting for it."""
     whole, lone = records(20, 100.0), records(10, 170.0, first=20)
     table = load_table(write_trace(tmp_path / "cut", np.concatenate([whole, lone]), whole))

@@ -78,7 +78,7 @@ def settings(result: ReplayResult) -> dict[str, set[str]]:
     return {policy: {one.setting for one in result.verdicts if one.policy == policy} for policy in POLICIES}
 
 
-def test_what_the_job_itself_measured_is_not_known_to_its_policies(tmp_path: Path, trace: Path):
+def test_policies_do_not_know_what_the_replayed_job_measured(tmp_path: Path, trace: Path):
     path, empty = tmp_path / "store.db", tmp_path / "empty.db"
     with Store.open(path) as store, Store.open(empty):
         record(store, "mine", 60.0)
@@ -88,7 +88,7 @@ def test_what_the_job_itself_measured_is_not_known_to_its_policies(tmp_path: Pat
     assert settings(alone)["table"] == settings(alone)["nearest"] == {"baseline"}
 
 
-def test_what_other_jobs_measured_is_known_whenever_they_ran(tmp_path: Path, trace: Path):
+def test_policies_know_what_other_jobs_measured(tmp_path: Path, trace: Path):
     path = tmp_path / "store.db"
     with Store.open(path) as store:
         record(store, "mine", 150.0)

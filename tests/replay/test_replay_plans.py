@@ -34,7 +34,7 @@ def test_a_row_holds_from_the_one_before(tmp_path: Path):
         (HEADER + "allgather,2,16,65536,ring," + "x" * 200_000 + "\n", None),
     ],
 )
-def test_what_is_no_row_is_named(tmp_path: Path, text: str, line: int | None):
+def test_a_wrong_row_is_named(tmp_path: Path, text: str, line: int | None):
     path = tmp_path / "rules.csv"
     path.write_text(text)
     with pytest.raises(PlanError, match=rf"rules\.csv{'' if line is None else f', line {line}'}"):
@@ -72,7 +72,7 @@ def test_rows_for_any_number_hold_for_the_communicators_that_are_known(tmp_path:
         "collective,algorithm,protocol,channels,min_bytes,max_bytes,nNodes,nRanks",
     ],
 )
-def test_what_is_no_row_of_nvidias_table_is_named_in_its_words(tmp_path: Path, row: str):
+def test_a_wrong_row_of_nvidias_table_is_named_in_its_words(tmp_path: Path, row: str):
     path = tmp_path / "tuner.conf"
     path.write_text(row + "\n")
     with pytest.raises(PlanError, match=r"max_bytes '64K'|names columns") as refused:

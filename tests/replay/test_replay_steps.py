@@ -124,7 +124,7 @@ def test_stages_issue_what_they_must():
         with_stage(program, 5)
 
 
-def test_what_if_is_priced_and_says_what_it_assumed():
+def test_a_changed_job_is_priced_with_its_assumptions():
     table = log_of(zero3(600.0, 600.0))
     same = replay_table(table, ["baseline"], change=JobChange(bucket_bytes=2 * MIB)).what_if
     assert same is not None
@@ -141,7 +141,7 @@ def test_what_if_is_priced_and_says_what_it_assumed():
     assert any("another fabric" in one for one in elsewhere.assumptions)
 
 
-def test_what_cannot_be_asked_is_refused():
+def test_questions_without_the_needed_records_are_refused():
     with pytest.raises(UserError, match="99999 ranks"):
         JobChange(n_ranks=99999)
     table = log_of(ddp())

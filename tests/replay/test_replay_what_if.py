@@ -78,7 +78,7 @@ def test_both_levels_of_a_tuned_job_are_predicted(program: Program, seed: int):
     ],
     ids=str,
 )
-def test_what_the_job_is_already_changes_nothing(change: JobChange):
+def test_asking_for_the_job_as_it_is_changes_nothing(change: JobChange):
     table = tuned_log(zero3(600.0, 600.0))
     plain = replay_table(table, ["baseline", "oracle"], change=change)
     assert plain.what_if is not None
@@ -101,7 +101,7 @@ def test_a_changed_job_is_predicted_the_same_from_a_tuned_log(change: JobChange)
     assert tuned.step_us == pytest.approx(untuned.step_us, rel=0.03)
 
 
-def test_what_nothing_prices_is_refused_and_not_free():
+def test_calls_without_a_price_are_refused_and_not_free():
     table = replace(log_of(ddp()), fabric={}, fabric_id="")
     answer = answered(table, JobChange(bucket_bytes=3 * MIB))
     assert not answer.step_estimates

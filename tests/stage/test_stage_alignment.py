@@ -42,7 +42,7 @@ def test_the_majority_of_aligned_rounds_is_the_step(rate: float) -> None:
         assert rotated(found.step) == rotated(STEP)
 
 
-def test_what_is_odd_in_every_second_step_belongs_to_a_step_of_two() -> None:
+def test_steps_that_differ_by_turns_are_one_step_of_two() -> None:
     found = find_consensus(lossy(np.concatenate([STEP, STEP[:90], STEP[100:]]), 6, 7, 0.002))
     assert found is not None
     assert len(found.step) == 2 * len(STEP) - 10

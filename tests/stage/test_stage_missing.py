@@ -48,7 +48,7 @@ def test_the_missing_evidence_is_named(name: str) -> None:
     assert in_words(missing)
 
 
-def test_what_has_not_come_again_may_yet_do_so() -> None:
+def test_calls_that_came_once_may_yet_repeat() -> None:
     fingerprint = played([(AR, (3 + n) << 16) for n in range(9)], 1)
     assert fingerprint.missing_evidence is MissingEvidence.no_repetition
 

@@ -32,7 +32,7 @@ def greedy(name: str, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["refuse", "much memory", "no end", "death", "much"])
-def test_what_takes_too_much_is_refused_and_the_next_is_decoded(name, monkeypatch):
+def test_a_greedy_input_is_refused_and_the_next_is_decoded(name, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
     with Decoding(f"{__name__}:greedy", memory_mib=128, seconds=3.0, most_bytes=MAX_BYTES) as decode:
         assert decode("", b"abc") == b"cba"
@@ -74,7 +74,7 @@ def test_of_two_writers_each_puts_a_whole_there(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["out", "[o]ut*", "\u00fc" * 127])
-def test_what_killed_writers_left_goes_with_time_and_nothing_else(tmp_path, name):
+def test_files_of_killed_writers_go_with_time(tmp_path, name):
     path = tmp_path / name
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "replace", lambda *_: os._exit(9))

@@ -52,7 +52,7 @@ def test_a_lock_that_cannot_name_its_holder_leaves_nothing_behind(tmp_path, monk
 
 
 @pytest.mark.parametrize("put", [Path.symlink_to, Path.hardlink_to])
-def test_what_a_link_leads_to_is_not_overwritten(tmp_path, put):
+def test_a_links_target_is_not_overwritten(tmp_path, put):
     secret = tmp_path / "secret"
     secret.write_text('{"pid": 1, "command": "secret"}')
     put(tmp_path / "lock", secret)

@@ -16,7 +16,7 @@ def test_a_module_in_the_current_folder_is_not_run(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_launch_runs_none_either_beside_the_command(tmp_path):
+def test_launch_runs_no_python_from_the_working_folder(tmp_path):
     (tmp_path / "zerotune.py").write_text("import os; open('ran', 'w').close(); raise SystemExit(7)\n")
     command = [sys.executable, "-P", "-m", "zerotune.tuner.cli", "launch", "--", "true"]
     # Whoever watches the command has its standard error: that is read until both have ended.

@@ -119,11 +119,11 @@ def unfit_home(request, batch_job, monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("unfit_home")
-def test_what_others_can_write_to_is_never_the_runtime_directory(tmp_path):
+def test_a_folder_that_others_can_write_to_is_no_runtime_directory(tmp_path):
     assert paths.runtime_dir() == tmp_path / "sessions" / str(os.getuid()) / "zerotune"
 
 
-def test_where_nothing_fits_the_daemon_refuses_in_a_line(batch_job, monkeypatch, tmp_path):
+def test_without_a_safe_folder_the_daemon_refuses_in_one_line(batch_job, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", "/proc")
     (tmp_path / "sessions").write_text("")  # as for a user who may make nothing there
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket, pytest.raises(UserError) as refused:
@@ -169,7 +169,7 @@ def test_only_what_others_cannot_write_to_may_have_a_socket(tmp_path):
     assert not may_have_a_socket(own)
 
 
-def test_what_is_made_private_is_private_all_the_way(tmp_path):
+def test_a_private_folder_has_private_parents(tmp_path):
     umask = os.umask(0)
     try:
         make_private(tmp_path / "a" / "b")

@@ -78,7 +78,7 @@ def test_refusals_name_the_value(tmp_path, change, named):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"zerotune_plan": 2, "rows": []}', "[" * 100_000])
-def test_what_is_no_plan_is_refused(tmp_path, text):
+def test_a_file_that_is_no_plan_is_refused(tmp_path, text):
     path = tmp_path / "plan.json"
     path.write_text(text)
     with pytest.raises(PlanError):

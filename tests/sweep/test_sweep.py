@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -16,12 +15,9 @@ import pytest
 from rich.console import Console
 
 from zerotune.store.errors import UserError
-from zerotune.store.records import Algorithm, Candidate, Collective, Outcome, Protocol, Source
+from zerotune.store.records import Outcome, Source
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline.sweep import SweepRequest, SweepResult, render, run_sweep
-from zerotune.tuner.offline.sweep.protocol import Measure
-from zerotune.tuner.offline.sweep.run import ready_emulated
-from zerotune.tuner.offline.sweep.workers import WorkerGroup
 
 REQUEST = SweepRequest(
     fabric="ethernet_boxes", n_ranks=2, collectives=("all_gather",), min_bytes=65536, max_bytes=131072
@@ -54,7 +50,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SweepResult]:
     return path, run_sweep(REQUEST, path, quiet)
 
 
-def test_what_was_measured_is_in_the_store(first: tuple[Path, SweepResult]):
+def test_a_sweeps_measurements_are_in_the_store(first: tuple[Path, SweepResult]):
     path, result = first
     stored = measured(path)
     assert len(stored) == result.n_samples > 0
@@ -103,19 +99,6 @@ def test_fresh_starts_from_nothing_and_a_spent_budget_says_so(first: tuple[Path,
     assert result.n_unsettled == 2
     with pytest.raises(UserError, match=r"1e-09 .* 24 "):
         run_sweep(SweepRequest(**{**fields, "fresh": True, "budget": 1e-9}), path, quiet)
-
-
-@pytest.mark.slow
-def test_workers_report_what_the_fabric_file_says():
-    """Three ranks: no power of two divides evenly."""
-    with WorkerGroup(3, "ethernet_boxes", (Collective.all_gather, Collective.all_reduce)) as group:
-        request = SweepRequest(fabric="ethernet_boxes", n_ranks=3)
-        assert group.ready == ready_emulated(request, (Collective.all_gather, Collective.all_reduce))
-        for collective in (Collective.all_gather, Collective.all_reduce):
-            command = Measure(1, collective, 65544, Candidate(Algorithm.ring, Protocol.ll, 2), 1, 3, check=True)
-            ranks = group.measure(command, 10)
-            assert all(one.is_correct for one in ranks)
-            assert {(one.algorithm, one.protocol, one.n_channels) for one in ranks} == {(1, 0, 2)}
 
 
 @pytest.mark.slow
@@ -204,19 +187,6 @@ def wait_for_visits(process: subprocess.Popen[str], n_visits: int) -> None:
     assert process.stdout is not None
     for _ in range(n_visits):
         assert process.stdout.readline() != ""
-
-
-@pytest.mark.slow
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path):
-    process = sweep_process(tmp_path / "s.db")
-    wait_for_visits(process, 8)
-    process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=30)
-    assert process.returncode == 0
-    last = rest.strip().splitlines()[-1].split()
-    assert last[:2] == ["interrupted", "True"]
-    assert len(measured(tmp_path / "s.db")) == int(last[2]) >= 7 * 6
-    assert n_workers() == 0
 
 
 def test_kill_9_loses_at_most_one_visit_and_leaves_no_worker(tmp_path: Path):

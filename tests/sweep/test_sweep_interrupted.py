@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from zerotune.store.errors import StoreError, UserError
+from zerotune.store.errors import StoreError
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.offline.sweep import compare
 from zerotune.tuner.offline.sweep.grid import GridPoint, Place
 from zerotune.tuner.offline.sweep.result import rows_of
 from zerotune.tuner.scratch import ScratchFolder
@@ -32,7 +31,7 @@ def test_while_a_setting_is_not_measured_nothing_is_the_best(unseen: Candidate):
     assert [row.is_best for row in rows_of(points, 2)] == [False, False]
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_next_sweep_removes_files_of_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     script = (
@@ -70,12 +69,6 @@ def test_a_file_system_without_locks_is_not_filled_with_folders(tmp_path: Path, 
     with ScratchFolder("zt-") as ours:
         assert {path.name for path in tmp_path.iterdir()} == {"zt-other", ours.name}, "nobody knows whose it is"
     assert [path.name for path in tmp_path.iterdir()] == ["zt-other"]
-
-
-def test_a_store_without_sweeps_says_what_to_run(tmp_path: Path):
-    Store.open(tmp_path / "s.db").close()
-    with pytest.raises(UserError, match=r"'a';.*`zerotune sweep`"):
-        compare(tmp_path / "s.db", "a", "b")
 
 
 def n_measured(path: Path) -> int:

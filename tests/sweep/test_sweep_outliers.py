@@ -17,7 +17,7 @@ def point(size_kib: int, duration_us: list[float], candidate: Candidate = BASELI
     return GridPoint(Place(Collective.all_gather, size_kib << 10), candidate, duration_us)
 
 
-def test_who_was_never_as_fast_as_the_leaders_slowest_is_out():
+def test_a_setting_slower_than_all_of_the_leaders_samples_is_out():
     leader, rival, beaten, unseen = (
         point(1, [10.0, 20.0, 11.0]),
         point(1, [19.0, 30.0]),

@@ -87,7 +87,7 @@ def test_an_active_sweep_says_of_each_setting_why_it_was_not_visited(swept):
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_what_nccl_refuses_is_told_and_not_taken_for_what_ran(swept, full):
+def test_settings_that_nccl_refuses_are_told_as_such(swept, full):
     result = swept(full=full, refused=Protocol.ll, budget=1.0)
     refused = [row for row in result.rows if "/ll/" in row.setting]
     assert refused

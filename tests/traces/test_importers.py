@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import pickle
 import shutil
@@ -19,7 +18,6 @@ from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.formats import FORMATS
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.pytorch import chakra
-from zerotune.tuner.traces.records import total_bytes
 
 MIB = 1 << 20
 
@@ -262,17 +260,6 @@ def test_pickles_of_every_protocol_read_the_same(tmp_path: Path, protocol: int) 
     assert found == observed(samples.written(tmp_path, "flight_recorder"))
 
 
-def test_total_bytes_from_either_side() -> None:
-    gather, scatter, reduce = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
-    assert total_bytes(gather, 10, 40, 4) == total_bytes(gather, 10, None, 4) == total_bytes(gather, None, 40, 0) == 40
-    assert (
-        total_bytes(scatter, 40, 10, 4) == total_bytes(scatter, None, 10, 4) == total_bytes(scatter, 40, None, 0) == 40
-    )
-    assert total_bytes(gather, 10, None, None) is None
-    assert total_bytes(reduce, 40, 40, 4) == total_bytes(reduce, 40, None, 4) == 40
-    assert total_bytes(reduce, None, None, 4) is None
-
-
 def test_directories_join_ranks_and_refuse_mixtures(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing")
     for rank in (10, 2):
@@ -285,25 +272,6 @@ def test_directories_join_ranks_and_refuse_mixtures(tmp_path: Path) -> None:
         read_trace(tmp_path)
     with pytest.raises(TraceError, match="'nonsense'"):
         read_trace(tmp_path, "nonsense")
-
-
-def test_a_compressed_trace_reads_as_itself(tmp_path: Path) -> None:
-    plain = samples.REAL["flight_recorder"]
-    packed = tmp_path / "_dump_14.json.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert observed(packed) == observed(plain)
-
-
-@pytest.mark.parametrize("content", [b"", b"hello\nworld\n", b"\x00" * 4096, b"{}", b"[1, 2]", b'{"a": 1}'])
-def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(content)
-    with pytest.raises(TraceError, match="file"):
-        list(read_trace(path).blocks())
-    with pytest.raises(TraceError):
-        read_trace(tmp_path / "absent")
-    with pytest.raises(TraceError):
-        read_trace(tmp_path)
 
 
 def test_a_process_of_several_communicators_has_one_rank(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def exact(times_us: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize("before", BEFORE)
-def test_what_stands_before_each_line_is_taken_off(tmp_path: Path, before: str) -> None:
+def test_prefixes_of_lines_are_taken_off(tmp_path: Path, before: str) -> None:
     assert read(tmp_path / "t.log", [before.format(n) + line for n, line in enumerate(LINES)]) == (exact(TIMES_US), {})
 
 
@@ -82,7 +82,7 @@ DRESSES: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("dress", DRESSES)
-def test_what_stands_around_a_line_is_taken_off(tmp_path: Path, dress: str) -> None:
+def test_decorations_around_lines_are_taken_off(tmp_path: Path, dress: str) -> None:
     assert read(tmp_path / "t.log", [DRESSES[dress](line) if line else "" for line in LINES]) == (exact(TIMES_US), {})
 
 

@@ -69,7 +69,7 @@ def test_ranks_are_those_that_ran_whatever_lines_are_left(tmp_path: Path, collec
     assert bool(notes) == (not is_whole)
 
 
-def test_what_the_user_says_wins_and_is_told(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_the_users_rank_count_wins_and_is_told(tmp_path: Path, monkeypatch, capsys) -> None:
     path = tmp_path / "all_reduce.log"
     path.write_text("".join(run(16)))
     counts, notes = found(path, n_ranks=32, n_nodes=4)
@@ -180,7 +180,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize(("name", "content", "agrees"), CALLS.values(), ids=CALLS)
-def test_what_a_trace_tells_of_a_group_is_compared(tmp_path: Path, name: str, content, agrees: bool) -> None:
+def test_the_rank_count_of_a_trace_is_compared(tmp_path: Path, name: str, content, agrees: bool) -> None:
     path = tmp_path / name
     path.write_text(json.dumps(content))
     counts, notes = found(path, n_nodes=1)

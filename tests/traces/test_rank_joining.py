@@ -35,7 +35,7 @@ def test_the_last_rank_to_arrive_tells_the_time():
     assert (found, summary.n_joined) == ([10, 20], 4)
 
 
-def test_what_other_ranks_lack_is_left_out():
+def test_calls_that_other_ranks_lack_are_left_out():
     found, summary = of(timed([(1, 0, 0, 30), (1, 1, 0, 99), (2, 5, 0, 7)]), timed([(1, 0, 1, 20)]))
     assert found == [7, 20], "of communicator 2 there is one rank only"
     assert summary.unusable == {LeftOut.partial_ranks: 1}

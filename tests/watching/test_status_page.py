@@ -102,14 +102,6 @@ def test_a_page_is_told_everything_once_and_then_what_is_new(world):
     events.close()
 
 
-def test_a_second_page_has_what_the_first_one_has(world):
-    first, second = world.browser.events(), world.browser.events()
-    assert next(first)[1]["jobs"][0]["step"] == next(second)[1]["jobs"][0]["step"]
-    for events in (first, second):
-        assert next(events)[0] == "change"
-        events.close()
-
-
 def test_connections_that_ask_for_nothing_take_no_place(world):
     with contextlib.ExitStack() as stack:
         open_page = world.browser.events()
@@ -126,7 +118,7 @@ def test_connections_that_ask_for_nothing_take_no_place(world):
         open_page.close()
 
 
-def test_who_asks_for_the_page_without_end_holds_no_place(world):
+def test_endless_requests_hold_no_place(world):
     """They have no token, and read so little that there is always an answer on its way to them."""
     asked = b"GET /page.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 50
     with contextlib.ExitStack() as stack:

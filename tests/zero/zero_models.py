@@ -194,23 +194,3 @@ def reference(
             for p, master in zip(model.parameters(), masters, strict=True):
                 p.copy_(master)
     return {name: m.detach() for (name, _), m in zip(model.named_parameters(), masters, strict=True)}
-
-
-TEXT = GPTShape(n_tokens=256, n_context=32, n_layers=2, n_heads=2, width=32)
-
-
-def text_gpt() -> nn.Module:
-    torch.manual_seed(7)
-    return GPT(TEXT)
-
-
-def text_batch(rank: int, step: int) -> tuple[Tensor, ...]:
-    """Eight windows of CPython's own documentation."""
-    import pydoc_data.topics
-
-    text = "".join(pydoc_data.topics.topics.values()).encode()
-    data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    draw = torch.Generator().manual_seed(1000 * step + rank)
-    starts = torch.randint(len(data) - TEXT.n_context - 1, (8,), generator=draw)
-    rows = torch.stack([data[i : i + TEXT.n_context + 1] for i in starts.tolist()])
-    return rows[:, :-1], rows[:, 1:]

@@ -23,5 +23,5 @@ SAID = {
 
 
 @pytest.mark.parametrize(("environment", "rank", "size"), SAID.values(), ids=SAID)
-def test_what_launchers_say(environment: dict[str, str], rank: int, size: int) -> None:
+def test_each_launcher_tells_the_local_rank(environment: dict[str, str], rank: int, size: int) -> None:
     assert (local_rank(environment), local_size(environment, 11)) == (rank, size)

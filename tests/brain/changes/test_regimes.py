@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.lib.simulated.brain_world import Call, Unsteady, World, gain_share, make_brain, play, zero3_step
 from benchmarks.policy.brain_safety import zero_calls
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, DecisionKey, Phase, Protocol
-from zerotune.tuner.learning.policy.change_detection import ChangeDetector, FinishedSteps, StepMeans
-from zerotune.tuner.learning.policy.observations import CallEvidence
+from zerotune.store.records import Candidate, Collective, DecisionKey, Phase
+from zerotune.tuner.learning.policy.change_detection import ChangeDetector, FinishedSteps
 
 
 def test_at_most_one_false_alarm_in_a_hundred_thousand_calls() -> None:
@@ -50,48 +47,8 @@ def feed(detector: ChangeDetector, residuals: np.ndarray) -> np.ndarray:
     return detector.update(FinishedSteps(np.zeros(len(residuals), np.int64), residuals, residuals))
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.floats(-1, 1)), min_size=1, max_size=40),
-    st.lists(st.integers(1, 4), min_size=1, max_size=20),
-)
-def test_a_unit_is_the_mean_of_a_keys_calls_in_one_step_however_they_arrive(
-    calls: list[tuple[int, float]], cuts: list[int]
-) -> None:
-    def feed(sizes: list[int]) -> list[tuple[int, float]]:
-        means, found = StepMeans(), []
-        for step in range(3):
-            at = 0
-            for size in [*sizes, len(calls)]:
-                part = calls[at : at + size]
-                at += size
-                if part:
-                    keys, values = (np.array(one) for one in zip(*part, strict=True))
-                    done = means.add(keys, values.astype(float), step, lambda some: np.ones(len(some)))
-                    found += zip(done.keys.tolist(), done.new.tolist(), strict=True)
-        return sorted(one for one in found if one[0])
-
-    assert [one for one, _ in feed([])] == [one for one, _ in feed(cuts)]
-    first = dict(feed(cuts)[:1])
-    for key, unit in first.items():
-        assert abs(unit) <= abs(np.mean([value for one, value in calls if one == key - 1])) * 2 + 1e-9
-
-
-def test_only_what_is_new_in_a_step_counts() -> None:
-    """A load that comes and goes over ten steps: each is like the one before, and none is news."""
-    means, rng, load = StepMeans(), np.random.default_rng(2), 0.0
-    found: list[float] = []
-    for step in range(600):
-        load = 0.9 * load + rng.normal(0.0, np.sqrt(1 - 0.81))
-        units = means.add(np.array([0, 1]), np.full(2, load), step, lambda keys: np.ones(len(keys)))
-        found += units.new[-1:].tolist()
-    settled = np.array(found[300:])
-    assert means.alike == pytest.approx(0.9, abs=0.1)
-    assert abs(np.corrcoef(settled[:-1], settled[1:])[0, 1]) < 0.2
-    assert np.std(settled) == pytest.approx(1.0, abs=0.25)
-
-
 @pytest.mark.parametrize(("factor", "regime"), [(1.025, 0), (1 / 1.025, 0), (1.08, 1)])
-def test_what_is_no_more_than_drift_is_followed_and_not_called_a_change(factor: float, regime: int) -> None:
+def test_drift_is_followed_and_not_called_a_change(factor: float, regime: int) -> None:
     world = _world()
     world.noise = world.step_noise = 0.005
     brain = make_brain(world)
@@ -101,7 +58,7 @@ def test_what_is_no_more_than_drift_is_followed_and_not_called_a_change(factor: 
     assert brain.regime == regime
 
 
-@pytest.mark.parametrize(("place", "n_ranks"), [("h100_node", 8), ("ethernet_boxes", 16), ("h100_ib_16", 16)])
+@pytest.mark.parametrize(("place", "n_ranks"), [("h100_node", 8), ("ethernet_boxes", 16)])
 def test_a_small_change_is_noticed_in_the_middle_of_trials(place: str, n_ranks: int) -> None:
     """What leads or is on trial has taken a known time, too, and all keys together say more than each."""
     calls = [
@@ -191,7 +148,7 @@ def test_one_step_does_not_bring_an_old_regime_back() -> None:
     assert n_back == 0
 
 
-def test_what_leads_goes_on_when_the_network_changes() -> None:
+def test_leads_go_on_when_the_network_changes() -> None:
     """A change that was none, too, would else cost all leads and the steps until they may be tried again."""
     place = fabric.load("h100_ib_2").communicator(range(16))
     calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << exponent) for exponent in range(15, 25)]
@@ -228,19 +185,18 @@ def test_a_job_that_has_known_many_networks_goes_on() -> None:
         while brain.n_regimes == n_known:
             assert world.step < until, at
             play(world, brain, 1)
-        play(world, brain, 60)
+        play(world, brain, 20)
     assert brain.n_regimes == n_networks + 1
 
 
-def test_where_the_network_drifts_nothing_is_promoted_for_that_and_gains_are_found() -> None:
+def test_gains_are_found_while_the_network_drifts() -> None:
     """Times grow by 0.05 % with each step: what was measured long ago would take longer by now."""
     node = fabric.load("h100_node").communicator(range(8))
     calls = [Call(kind, Phase.other, 1 << 20) for kind in (Collective.all_gather, Collective.reduce_scatter)] * 2
-    for seed in range(2):
-        world = Unsteady("h100_node", node, calls, seed=seed, flat=True, kind="drift")
-        brain = make_brain(world)
-        play(world, brain, 600)
-        assert not any(one.kind == "promote" for one in brain.decisions())
+    world = Unsteady("h100_node", node, calls, flat=True, kind="drift")
+    brain = make_brain(world)
+    play(world, brain, 600)
+    assert not any(one.kind == "promote" for one in brain.decisions())
     boxes = fabric.load("ethernet_boxes").communicator(range(16))
     world = Unsteady("ethernet_boxes", boxes, calls, kind="drift", compute_us=100_000.0)
     brain = make_brain(world)
@@ -249,46 +205,20 @@ def test_where_the_network_drifts_nothing_is_promoted_for_that_and_gains_are_fou
     assert base_us - ours_us > 0.9 * (base_us - best_us) > 0.0
 
 
-def test_without_drift_what_was_measured_long_ago_stays_what_it_was() -> None:
-    gaps = []
-    for seed in range(20):
-        evidence = CallEvidence()
-        ours, rival = evidence.slot(0, BASELINE), evidence.slot(0, Candidate(Algorithm.ring, Protocol.ll, 4))
-        rng = np.random.default_rng(seed)
-        for step in range(600):
-            runs = rival if 40 <= step < 60 else ours
-            evidence.add(evidence.calls(np.array([runs]), rng.normal(5.0, 0.02, 1)), np.array([step]))
-        gaps.append(evidence.log_us(rival) - evidence.log_us(ours))
-    assert abs(float(np.mean(gaps))) < 0.005
-    assert float(np.std(gaps)) < 0.02
-
-
-@pytest.mark.slow
-def test_a_slow_drift_is_no_change_of_regime() -> None:
-    for seed in range(3):
-        world = _world(seed)
-        brain = make_brain(world)
-        for step in range(500):
-            world.slowdown = dict.fromkeys(("all_gather", "reduce_scatter"), 1.3 ** (step / 1000))
-            play(world, brain, 1)
-        assert brain.n_regimes == 1
-
-
 def test_a_coarse_clock_is_no_change() -> None:
     """Calls of 28 us on a clock of 10 us: one in six shows 20, the others 30; and a change is still noticed."""
-    for seed in range(3):
-        detector, rng = ChangeDetector(), np.random.default_rng(seed)
+    detector, rng = ChangeDetector(), np.random.default_rng(0)
 
-        def step(unit: float, detector: ChangeDetector = detector) -> bool:
-            units = np.array([unit])
-            return bool(len(detector.update(FinishedSteps(np.zeros(1, np.int64), units, units))))
+    def step(unit: float, detector: ChangeDetector = detector) -> bool:
+        units = np.array([unit])
+        return bool(len(detector.update(FinishedSteps(np.zeros(1, np.int64), units, units))))
 
-        n_false = 0
-        for is_low in rng.random(10_000) < 1.0 / 6.0:
-            if step(-2.24 if is_low else 0.45):
-                n_false += 1
-                detector.reset()
-        assert not n_false
-        assert any(step(-2.24) for _ in range(12))
-        detector.reset()
-        assert any(step(4.0) for _ in range(6))
+    n_false = 0
+    for is_low in rng.random(10_000) < 1.0 / 6.0:
+        if step(-2.24 if is_low else 0.45):
+            n_false += 1
+            detector.reset()
+    assert not n_false
+    assert any(step(-2.24) for _ in range(12))
+    detector.reset()
+    assert any(step(4.0) for _ in range(6))

@@ -61,7 +61,7 @@ def test_a_promotion_that_slows_steps_is_still_withdrawn_right_after_a_change_of
     assert all(decided(brain)(call).is_baseline for call in world.calls if call.collective is Collective.all_gather)
 
 
-def test_what_was_found_for_other_buckets_is_there_when_they_return() -> None:
+def test_settings_found_for_other_buckets_are_there_when_they_return() -> None:
     world = _world()
     brain = make_brain(world)
     play(world, brain, 80)

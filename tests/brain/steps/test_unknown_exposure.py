@@ -41,6 +41,7 @@ def test_variants_begin_and_steps_gain_though_exposure_is_unknown(host_ahead: in
     assert np.median([world.run_step()[1].duration_us for _ in range(20)]) < 0.98 * default_us
 
 
+@pytest.mark.slow  # test_variants_begin_and_steps_gain_though_exposure_is_unknown sees variants begin
 def test_variants_begin_while_it_is_in_doubt_whether_anything_hides() -> None:
     """Steps said 0.99, give or take 0.06, after the last trial, and nothing more: without a variant for good."""
     with seen_as(UNKNOWN):
@@ -81,7 +82,7 @@ def test_steps_tell_that_nothing_is_waited_for() -> None:
     assert brain.exposure.most < 0.7
 
 
-def test_what_is_measured_is_not_estimated() -> None:
+def test_measured_exposure_is_not_estimated() -> None:
     world = _exposed_job("h100_node", HostView())
     brain = make_brain(world)
     play(world, brain, 20)
@@ -91,7 +92,7 @@ def test_what_is_measured_is_not_estimated() -> None:
 
 @pytest.mark.parametrize("is_exposure_known", [True, False])
 @pytest.mark.parametrize("make", [_exposed_job, lambda _, view: _hidden_job(view)])
-def test_what_exploring_really_costs_is_within_the_budget(make: object, is_exposure_known: bool) -> None:
+def test_the_true_cost_of_exploring_is_within_the_budget(make: object, is_exposure_known: bool) -> None:
     """What steps take longer than with NCCL's own choice, as the truth tells."""
     world = make("h100_node", HostView(is_exposure_known=is_exposure_known))  # type: ignore[operator] # the fixture is untyped
     brain = make_brain(world)

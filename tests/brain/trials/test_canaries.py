@@ -54,7 +54,7 @@ def _best(world: World, call: Call, offered: tuple[Candidate, ...]) -> tuple[Can
     return best, math.log(world.truth(call, BASELINE)[0] / world.truth(call, best)[0]), 0.005
 
 
-def test_what_is_tried_first_is_what_the_book_says() -> None:
+def test_the_winner_in_the_book_is_tried_first() -> None:
     world = World("ethernet_boxes", PLACE, CALLS, seed=1, compute_us=100_000.0)
     costs = CostPrior(fabric.load("ethernet_boxes").describe())
     told = {_key(call): _best(world, call, costs.candidates(PLACE, call.collective)) for call in CALLS}
@@ -104,7 +104,7 @@ def _absurd(world: World, call: Call, offered: tuple[Candidate, ...]) -> tuple[C
     return Candidate(Algorithm.nvls_tree, Protocol.ll, 64), 4.9, 0.0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("poison", [_slowest, _absurd])
 def test_a_poisoned_book_costs_the_budget_at_most(poison: Choose, seed: int) -> None:
     _, brain, told = _playing(poison, seed=seed)
@@ -113,32 +113,7 @@ def test_a_poisoned_book_costs_the_budget_at_most(poison: Choose, seed: int) -> 
     assert not promoted & set(told.items())
 
 
-class _Slower(World):
-    """One setting takes fifty times as long as it should, at every key."""
-
-    bad = Candidate()
-
-    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
-        us, ran = super().truth(call, candidate)
-        return (50.0 * us, ran) if candidate == self.bad else (us, ran)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_fifty_times_slower_and_called_best(seed: int) -> None:
-    world = _Slower("ethernet_boxes", PLACE, CALLS, seed=seed, compute_us=100_000.0)
-    offered = CostPrior(fabric.load("ethernet_boxes").describe()).candidates(PLACE, Collective.all_gather)
-    world.bad = next(one for one in offered if one.algorithm is Algorithm.ring and one.protocol is Protocol.simple)
-    told = {_key(call): (world.bad, math.log(50.0), 0.0) for call in CALLS}
-    brain = make_brain(world, Knowledge().with_told(told, "the fleet's book"))
-    play(world, brain, 300)
-    decided = brain.decisions()
-    tried = [one for one in decided if one.kind == "explore" and one.candidate == world.bad]
-    assert tried, "the book is asked"
-    assert brain.spent_percent <= 1.0
-    assert not any(one.candidate == world.bad for one in decided if one.kind in USED)
-
-
-def test_what_this_node_measured_wins_over_a_book() -> None:
+def test_own_measurements_win_over_a_book() -> None:
     call = CALLS[0]
     bad, good = Candidate(Algorithm.ring, Protocol.ll, 2), Candidate(Algorithm.ring, Protocol.simple, 4)
 

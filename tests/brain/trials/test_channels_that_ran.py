@@ -38,18 +38,6 @@ def test_fewer_channels_run_on_so_little() -> None:
     assert channels_used(KEY.collective, Protocol.simple, MESSAGE_BYTES, ASKED.n_channels) == RAN.n_channels
 
 
-def test_what_ran_is_known_of_what_was_asked_for() -> None:
-    costs = CostPrior(fabric.load("h100_ib_2").describe())
-    candidates = costs.candidates(PLACE, KEY.collective)
-    assert RAN not in candidates
-    mean, std = known((BASELINE, 100.0), (RAN, 60.0)).prior(KEY, MESSAGE_BYTES, candidates, costs)
-    at = candidates.index(ASKED)
-    assert mean[at] == pytest.approx(math.log(60.0))
-    assert std[at] < 0.1
-    more = candidates.index(Candidate(Algorithm.ring, Protocol.simple, 16))
-    assert mean[more] != mean[at], "one name for one setting: the lowest count"
-
-
 def test_candidates_without_the_baseline_are_weighed_too() -> None:
     """As a replay asks for one setting at a time, of a store that knows NCCL's own choice as well."""
     costs = CostPrior(fabric.load("h100_ib_2").describe())

@@ -9,7 +9,7 @@ from benchmarks.lib.simulated.brain_world import Call, World, gain_share, make_b
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, RollbackLatency
+from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS
 
 LATENCY_STEPS = 8
 
@@ -69,7 +69,7 @@ def test_a_key_that_fills_steps_is_tuned_although_plans_are_long_on_their_way(se
     assert brain.spent_percent <= 1.0
 
 
-def test_what_a_first_look_gives_way_to_is_what_the_brain_believes() -> None:
+def test_the_plan_after_a_first_look_has_the_best_known_settings() -> None:
     world = _zero3()
     brain = make_brain(world)
     n_looks = 0
@@ -122,7 +122,7 @@ def test_settings_that_were_never_measured_run_two_steps_only() -> None:
     assert n_looks >= 5
 
 
-def test_where_nothing_is_long_on_its_way_only_the_very_first_plan_ends_by_itself() -> None:
+def test_only_the_first_plan_ends_by_itself_if_plans_arrive_soon() -> None:
     """Before it nobody knows how long plans are on their way."""
     world = _zero3()
     brain = make_brain(world)
@@ -152,21 +152,9 @@ def _steps_until_a_try_is_measured(seed: int, told_share: float) -> int:
     return 1_000
 
 
-def test_where_few_calls_are_measured_a_first_look_lasts_until_one_probably_is() -> None:
+def test_a_first_look_lasts_until_a_call_is_probably_measured() -> None:
     steps = [_steps_until_a_try_is_measured(seed, 0.02) for seed in range(8)]
     assert sum(steps) / len(steps) < 100, "two steps would be looked at in vain, again and again: 140 steps"
-
-
-def test_first_looks_are_relied_on_where_plans_are_long_on_their_way_and_as_long_as_they_end() -> None:
-    delay = RollbackLatency()
-    for step in range(20):
-        delay.observed(step, step)
-        delay.looked()
-    delay.offered(1)
-    delay.adopted(1, 40)
-    assert delay.needs_looks
-    delay.looks_on()
-    assert not delay.needs_looks
 
 
 class Surprising(World):
@@ -178,7 +166,7 @@ class Surprising(World):
 
 
 @pytest.mark.parametrize("latency_steps", [5, 50])
-def test_however_late_plans_are_what_is_lost_is_charged_and_is_no_more_than_a_few_steps(latency_steps: int) -> None:
+def test_late_plans_lose_a_few_steps_at_most_and_are_charged(latency_steps: int) -> None:
     """Variants of the whole plan included, which would run what was never measured until the next plan comes."""
     place = fabric.load("ethernet_boxes").communicator(range(2))
     call = Call(Collective.all_gather, Phase.forward_gather, 132_352)

@@ -12,11 +12,8 @@ from zerotune.store.records import (
     CommunicatorClass,
     Phase,
 )
-from zerotune.tuner.learning.policy.keys import LEAST_IDLE_STEPS, CandidateTables, KeyTable
 from zerotune.tuner.learning.policy.risk import ExposedShare
-from zerotune.tuner.modeling.features import CostPrior
 
-NODE = CommunicatorClass(8, 1)
 MIB = 1 << 20
 
 
@@ -84,28 +81,3 @@ def test_steps_of_which_only_half_is_told_teach_nothing_and_are_forgotten() -> N
     assert not exposed.is_measured
     exposed.measured(np.array([4998]), np.array([10.0]))
     assert exposed.is_measured
-
-
-def _block(step: int, message_bytes: int, n_calls: int) -> np.ndarray:
-    world = World("h100_node", NODE, [Call(Collective.all_gather, Phase.other, message_bytes)] * n_calls)
-    world.step = step
-    return world.run_step()[0]
-
-
-def test_a_key_that_is_called_seldom_is_called_at_once() -> None:
-    world = World("h100_node", NODE, [])
-    costs = CostPrior({**world.fabric.describe(), "emulated": "h100_node"})
-    table = KeyTable(CandidateTables(costs))
-    for step in range(400):
-        blocks = [_block(step, MIB, 2)]
-        if step % 50 == 0 and step <= 150:
-            blocks.append(_block(step, 4 * MIB, 8))
-        block = np.concatenate(blocks)
-        table.count(table.indices(block), block["step"].astype(np.int64))
-        traffic = table.traffic()
-        if step > 100:
-            assert traffic.at_once.tolist() == [2.0, 8.0]
-            assert traffic.calls_in(0, 3.0) == 6.0
-            assert traffic.calls_in(1, 3.0) == 8.0
-            assert traffic.is_expected.tolist() == [True, step <= 150 + 3 * 50]
-    assert LEAST_IDLE_STEPS < 50

@@ -117,7 +117,7 @@ def test_nothing_changes_without_both(knowledge: Knowledge, tmp_path: Path) -> N
     assert not names_chunks(msgspec.msgpack.decode(played[0], type=list[Plan]))
 
 
-def test_where_nccl_keeps_its_own_nothing_is_learned_of_them(knowledge: Knowledge) -> None:
+def test_chunk_sizes_that_nccl_ignores_are_not_learned(knowledge: Knowledge) -> None:
     world = world_of(asks=False)
     brain = make_brain(world, knowledge, ASKS)
     play(world, brain, 120)

@@ -33,7 +33,7 @@ def test_a_long_shot_is_tried_as_soon_as_the_budget_pays_for_it() -> None:
     assert _first(0.01) is None
 
 
-def test_what_was_given_up_is_tried_again_after_all_others() -> None:
+def test_a_setting_that_was_given_up_is_tried_again_last() -> None:
     """It may have been unlucky, or what it was compared with lucky."""
     assert _first(1e9, given_up=(RISKY,)) == SAFE
     assert _first(1e9, given_up=(RISKY, SAFE)) == RISKY
@@ -47,7 +47,7 @@ def test_what_was_given_up_is_tried_again_after_all_others() -> None:
         ("rtx5090_loopback", 15),
     ],
 )
-def test_where_nccls_own_choice_is_the_best_little_is_lost(name: str, seed: int) -> None:
+def test_little_is_lost_if_nccls_own_choice_is_the_best(name: str, seed: int) -> None:
     """Calls are 30 % of a step: exploring may cost 3.3 % of their time."""
     machine = fabric.load(name)
     facts = machine.describe()

@@ -23,7 +23,7 @@ class Refuses(World):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_nccl_refuses_passes_for_nothing_and_is_soon_not_asked_for(seed: int) -> None:
+def test_a_setting_that_nccl_refuses_is_soon_not_asked_for(seed: int) -> None:
     place = fabric.load("h100_ib_16").communicator(range(16))
     calls = [
         Call(collective, phase, 3 << exponent - 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -59,7 +57,7 @@ class Job:
 
 
 @pytest.mark.parametrize("n_before", [0, 1, 5])
-def test_one_absurd_call_among_sane_ones_is_charged_as_what_is_reckoned_with(n_before: int) -> None:
+def test_one_absurd_call_is_charged_as_an_expected_one(n_before: int) -> None:
     job = Job()
     for _ in range(n_before):
         job.run(TRIED, [120.0, 120.0])
@@ -71,7 +69,7 @@ def test_one_absurd_call_among_sane_ones_is_charged_as_what_is_reckoned_with(n_b
     assert not job.banned
 
 
-def test_what_is_banned_for_it_is_charged_in_full() -> None:
+def test_a_setting_banned_for_one_call_is_charged_in_full() -> None:
     job = Job()
     job.run(TRIED, [1e7])
     assert job.banned, "nothing says that it was none of its doing"
@@ -80,7 +78,7 @@ def test_what_is_banned_for_it_is_charged_in_full() -> None:
 
 @pytest.mark.parametrize("n_before", [0, 5])
 @pytest.mark.parametrize("ratio", [15.0, 50.0, 1e4])
-def test_what_is_truly_slow_is_charged_in_full(ratio: float, n_before: int) -> None:
+def test_a_truly_slow_setting_is_charged_in_full(ratio: float, n_before: int) -> None:
     """Also where it became so later, and where only every other call of it is."""
     for pattern in ([ratio] * 4, [1.2, ratio] * 2):
         job = Job()
@@ -89,15 +87,3 @@ def test_what_is_truly_slow_is_charged_in_full(ratio: float, n_before: int) -> N
         for factor in pattern:
             job.run(TRIED, [factor * USUAL_US])
         assert job.budget.spent_us == pytest.approx(sum(factor - 1.0 for factor in pattern) * USUAL_US)
-
-
-def test_another_regime_knows_nothing_of_stragglers_of_before() -> None:
-    job = Job()
-    job.run(TRIED, [120.0, 1e7])
-    job.accounting.reset()
-    job.regimes.begin(0.5)
-    spent_us = job.budget.spent_us
-    job.run(BASELINE, [USUAL_US] * 2)
-    job.run(TRIED, [120.0] * 8)
-    assert job.budget.spent_us == pytest.approx(spent_us + 8 * 20.0)
-    assert math.isfinite(job.budget.spent_us)

@@ -85,24 +85,12 @@ def _after_the_first_step(data: DataSet) -> np.ndarray:
     return np.array(scores)
 
 
-def test_what_nccl_chose_is_not_taken_for_the_cheapest() -> None:
+def test_nccls_choice_is_not_taken_for_the_cheapest() -> None:
     """It goes by costs of its own: were its cell taken for the one that is guessed to be the cheapest, all others would
     pass for about as slow as it turns out to be.
     """
     scores = [_after_the_first_step(undescribed_machine(seed, 0.03, (4,))) for seed in range(3300, 3304)]
     assert np.mean([np.mean(np.abs(one) <= 1.645) for one in scores]) > 0.8
-
-
-def test_nccls_own_choice_is_guessed_by_the_cell_that_ran() -> None:
-    place = fabric.load("h100_ib_2").communicator(range(16))
-    call = Call(Collective.all_gather, Phase.other, 1 << 14)
-    world, brain = World("h100_ib_2", place, [call]), _undescribed(BrainSettings(explore=False))
-    block, _ = world.run_step()
-    block["algorithm"], block["protocol"] = Algorithm.ring, Protocol.simple
-    brain.observe(block)
-    simple = Candidate(Algorithm.ring, Protocol.simple, brain.costs.max_channels(place))
-    (expected,) = brain.costs.log_cost(place, call.collective, (simple,), call.message_bytes)[0]
-    assert math.log(brain.predicted(brain.keys[0].key)[BASELINE].guessed_us) == pytest.approx(expected)
 
 
 def _guesses(brain: Brain) -> dict[DecisionKey, dict[Candidate, float]]:
@@ -112,7 +100,7 @@ def _guesses(brain: Brain) -> dict[DecisionKey, dict[Candidate, float]]:
     }
 
 
-def test_how_many_channels_there_are_may_become_known_late() -> None:
+def test_the_number_of_channels_may_become_known_late() -> None:
     """What was guessed for other candidates is guessed anew, also for keys that were known before."""
     place = fabric.load("h100_ib_2").communicator(range(16))
     early = [Call(Collective.all_gather, Phase.forward_gather, 1 << 16)]
@@ -130,7 +118,7 @@ def test_how_many_channels_there_are_may_become_known_late() -> None:
         assert guesses == pytest.approx(found[1][key])
 
 
-def test_whatever_changes_costs_changes_guesses_and_ends_a_keys_rest() -> None:
+def test_new_costs_change_guesses_and_end_a_keys_rest() -> None:
     place = fabric.load("h100_ib_2").communicator(range(16))
     call = Call(Collective.all_gather, Phase.forward_gather, 1 << 20)
     world, brain = World("h100_ib_2", place, [call] * 2), _undescribed()
@@ -150,7 +138,7 @@ def test_whatever_changes_costs_changes_guesses_and_ends_a_keys_rest() -> None:
         assert brain.keys[0].rests_until_step == 0, "there may be something to try now"
 
 
-def test_what_earlier_jobs_left_is_taken_over_when_it_comes() -> None:
+def test_knowledge_of_earlier_jobs_may_come_late() -> None:
     place = fabric.load("h100_ib_2").communicator(range(16))
     call = Call(Collective.all_gather, Phase.forward_gather, 1 << 20)
     world, brain = World("h100_ib_2", place, [call] * 2), _undescribed(BrainSettings(explore=False))
@@ -162,7 +150,7 @@ def test_what_earlier_jobs_left_is_taken_over_when_it_comes() -> None:
 
 
 @pytest.mark.parametrize("n_steps", [1, 60])
-def test_what_nccl_turns_out_not_to_offer_runs_no_longer(n_steps: int) -> None:
+def test_settings_that_a_later_cost_table_lacks_end(n_steps: int) -> None:
     """A cost table that comes after a key was tuned; what leads ends, too, as does what was promoted."""
     place = fabric.load("h100_ib_2").communicator(range(16))
     call = Call(Collective.all_gather, Phase.forward_gather, 1 << 20)

@@ -8,7 +8,7 @@ STEPS = [b"header", b"steps"]
 RECORDS = [b"header", b"observations", b"records"]
 
 
-def test_only_records_wait_and_what_their_sender_says_next():
+def test_only_records_and_later_words_of_their_sender_wait():
     inbox = Inbox()
     assert not inbox.put(b"a", STEPS)
     assert inbox.put(b"a", RECORDS)

@@ -34,13 +34,6 @@ def test_time_in_which_the_daemon_stood_still_is_no_silence(bench):
     assert bench.service.jobs() == (), "after that it counts as ever"
 
 
-def test_a_job_that_says_goodbye_is_not_lost(bench):
-    bench.join_all(2)
-    for rank in range(2):
-        bench.send(rank, wire.Goodbye("job", rank))
-    assert bench.store.jobs["job"]["is_lost"] is False
-
-
 @pytest.mark.parametrize("failure", ["", "RuntimeError"])
 def test_a_goodbye_to_a_daemon_that_came_too_late_for_a_greeting_tells_how_the_job_ended(bench, failure):
     bench.store.record_job("job", "fabric", {}, 2)

@@ -23,7 +23,7 @@ def test_observations_become_measurements_in_store_and_brain(bench, records):
     assert bench.service.jobs()[0].n_observations == 40
 
 
-def test_what_passed_the_tuner_by_is_summed_over_ranks_and_kept(bench, records):
+def test_calls_without_tuner_are_summed_over_ranks_and_kept(bench, records):
     bench.join_all()
 
     def saw(rank, n_calls):
@@ -106,16 +106,6 @@ def test_a_tick_comes_in_slices_and_nothing_is_lost_between_them(bench, records)
     assert bench.brains["job"].names() == ["sequence"]
     bench.service.close()
     assert bench.brains["job"].names() == ["sequence", "observe"]
-    assert len(bench.store.measurements) == 10
-
-
-def test_what_was_joined_when_the_daemon_stops_is_recorded(bench, records):
-    bench.join_all()
-    report(bench, records, n=10)
-    bench.now_s += 1.0
-    bench.service.tick()
-    assert not bench.store.blocks
-    bench.service.close()
     assert len(bench.store.measurements) == 10
 
 

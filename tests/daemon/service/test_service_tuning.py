@@ -83,7 +83,7 @@ def test_windows_open_when_all_ranks_are_here(bench):
     assert sorted(kinds(bench.tick(0.5))) == [(f"job/{rank}", "Observe") for rank in range(4)]
 
 
-def test_what_happens_before_the_knowledge_is_there_is_not_lost(bench, records):
+def test_events_before_the_knowledge_is_loaded_are_not_lost(bench, records):
     for rank in range(4):
         bench.hello(rank)
     assert bench.requests == [Request(RequestKind.load, "fabric")], "asked for once"
@@ -114,7 +114,7 @@ def test_a_restarted_daemon_learns_the_epoch_in_force(bench):
     assert bench.brains["job"].told == [("adopted", (17, 0))]
 
 
-def test_steps_tell_what_is_in_force_where_the_word_of_it_was_lost(bench):
+def test_steps_tell_the_plan_in_force_if_its_message_was_lost(bench):
     """A queue that is full, as while the daemon is stopped, loses the newest messages."""
     bench.join_all()
     bench.send(0, wire.Adopted("job", 4, 5))

@@ -5,15 +5,11 @@ Two ranks of one communicator live in this process, so that no world has to be s
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
-
 import pytest
 from emulated_pair import MIB, Pair, issue, plugin_with
 
-from zerotune.agent.nccl import compiled, library
-from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
-from zerotune.store.records.passages import OtherPlugin
+from zerotune.agent.nccl import compiled
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 from zerotune.store.wire import FLAG_MATCHED
 
 SHAPE = CommunicatorClass(2, 2)
@@ -43,46 +39,6 @@ const nccl_tuner_v5 ncclTunerPlugin_v5 = {"probe", init, ask, finalize};
 int probe_made(void) { return made; }
 int probe_unmade(void) { return unmade; }
 """
-
-
-def _plugin(folder: Path, ask: str = "", result: int = 0, init: int = 0) -> str:
-    source, binary = folder / "probe.c", folder / "libnccl-tuner-probe.so"
-    source.write_text(PLUGIN)
-    abi = Path(compiled.__file__).parent / "plugin"
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", f"-I{abi}", f"-DASK={ask}", f"-DRESULT={result}", f"-DINIT={init}", str(source),
-         "-o", str(binary)], check=True,
-    )  # fmt: skip
-    return str(binary)
-
-
-def test_another_tuner_beside_ours_decides_until_a_plan_does(pair: Pair, tmp_path: Path) -> None:
-    ours, other = str(compiled.PLUGIN.build()), _plugin(tmp_path, "*n = 2; table[2] = 0")
-    plugin = library.load()
-    plugin.reset()
-    row = PlanRow(SHAPE, Collective.all_reduce, Phase.other, MIB, MIB, Candidate(Algorithm.tree, Protocol.ll, 3))
-    plugin.load_plan(Plan(epoch=1, rows=(row,)))
-    try:
-        ranks = pair(NCCL_TUNER_PLUGIN=ours, ZEROTUNE_NEXT_TUNER=other)
-        assert plugin.next_tuner() == "probe"
-        its_choice = Candidate(Algorithm.tree, Protocol.simple, 2)
-        assert issue(ranks, Collective.all_reduce, MIB).candidate == its_choice
-        assert plugin.flip(1)
-        assert issue(ranks, Collective.all_reduce, MIB).candidate == row.candidate
-        assert issue(ranks, Collective.all_reduce, 2 * MIB).candidate == its_choice
-        assert plugin.counters().n_next_tuner_faults == 0
-        for rank in ranks:
-            rank.close()
-        (tmp_path / "other").mkdir()
-        plugin.reset()
-        ranks = pair(NCCL_TUNER_PLUGIN=ours, ZEROTUNE_NEXT_TUNER=_plugin(tmp_path / "other", "*n = 2", result=3))
-        assert issue(ranks, Collective.all_reduce, 16 * MIB).candidate.n_channels == 8  # as without it
-        assert plugin.counters().n_next_tuner_faults == 2
-        assert plugin.passages().others == (OtherPlugin("tuner", "probe", 2),)
-        for rank in ranks:
-            rank.close()
-    finally:
-        plugin.reset()
 
 
 @pytest.mark.parametrize("version", ["2.21.5", "2.30.7", "rccl-2.27.7"])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from emulated_pair import adopt
 from emulated_world import World
 
 from zerotune.agent.nccl import library
-from zerotune.agent.nccl.emulated import EmulatedNcclError, Graph, journal
+from zerotune.agent.nccl.emulated import Graph, journal
 from zerotune.agent.nccl.emulated.device import clock
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 
@@ -75,52 +74,3 @@ def test_plans_reach_a_graph_when_it_is_captured_again(world: World) -> None:
         for reduced, gathered, took_us in found["results"]:
             assert (reduced, gathered) == (10.0 * (1 << 10), 10.0 * (4 << 10))
             assert took_us > 100.0
-
-
-def _captured_alone(rank: int) -> str:
-    """Ranks that capture under different plans: nothing is noticed before the replay, and then on all ranks."""
-    plugin = library.load()
-    plugin.reset()
-    group = dist.new_group()
-    tensor = torch.ones(1 << 10)
-    graph = Graph()
-    try:
-        for epoch, each in enumerate((FIRST, SECOND), 1):  # connected: NCCL would not wait for that during the capture
-            adopt(plugin, epoch, {Collective.all_reduce: each}, SHAPE)
-            dist.all_reduce(tensor, group=group)
-        adopt(plugin, 3, {Collective.all_reduce: FIRST if rank == 1 else SECOND}, SHAPE)
-        with graph.capture():
-            dist.all_reduce(tensor, group=group)
-        graph.replay()
-    except EmulatedNcclError as error:
-        return str(error)
-    finally:
-        plugin.reset()
-    return ""
-
-
-def test_a_capture_under_another_plan_is_a_disagreement(world: World) -> None:
-    for text in world.run(_captured_alone):
-        assert "rank 1 runs ring/ll" in text
-
-
-def _refused(rank: int) -> list[str]:
-    group = dist.new_group()
-    matrix, found = torch.ones(4, 4), []
-    for call in (
-        lambda: dist.all_reduce(matrix.t(), group=group),
-        lambda: dist.scatter(torch.empty(1), [torch.ones(1)] * 4 if rank == 0 else None, group=group),
-        lambda: Graph().replay(),
-    ):
-        with Graph().capture(), pytest.raises(EmulatedNcclError) as error:
-            call()
-        found.append(str(error.value))
-    dist.all_reduce(matrix, group=group)  # and all is as before
-    return found
-
-
-def test_what_a_replay_could_not_repeat_is_refused(world: World) -> None:
-    for first, second, third in world.run(_refused):
-        assert "not contiguous" in first
-        assert "scatter" in second
-        assert "a replay" in third

@@ -32,11 +32,3 @@ def test_scripts_hear_nccl_on_request_and_torch_the_truth(tmp_path: Path) -> Non
         assert world.run(_by_name, str(tmp_path)) == [(["nccl"] * 4, 2.0, "emulated_nccl")] * 2
     finally:
         world.close()
-
-
-def test_by_default_the_name_is_its_own(world: World) -> None:
-    assert world.run(_name) == ["emulated_nccl"] * 4
-
-
-def _name(rank: int) -> str:
-    return str(dist.get_backend())

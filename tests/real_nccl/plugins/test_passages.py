@@ -33,7 +33,7 @@ def test_nccl_takes_the_newest_interface_of_both(ran):
     assert (found["tuner_abi"], found["profiler_abi"]) == (known.tuner_abi, known.profiler_abi)
 
 
-def test_what_was_decided_is_told_from_what_was_not(ran):
+def test_decided_calls_are_told_from_others(ran):
     version, found = ran
     if version < (2, 27):
         pytest.skip("kernels tell no times, and sends are not told of")

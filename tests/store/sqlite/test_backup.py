@@ -52,7 +52,7 @@ def test_nothing_is_overwritten_unasked(filled, tmp_path):
         assert len(store.measurements()) == 10
 
 
-def test_neither_the_store_itself_nor_a_database_in_use_is_overwritten(filled, tmp_path, block):
+def test_a_backup_overwrites_neither_the_store_nor_a_used_database(filled, tmp_path, block):
     link = tmp_path / "link.db"
     link.symlink_to(filled)
     for target in (filled, link):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import time
 
-import numpy as np
 import pytest
 
 from benchmarks.lib.waiting import wait_until
@@ -78,15 +77,3 @@ def test_closing_leaves_all_in_the_file_though_others_read(path, block):
     assert rows_in_file_alone(path) == 3000
     assert bytes_of(store)[1] == 0
     reading.close()
-
-
-def test_the_log_of_a_killed_writer_is_cut_by_the_next(path, restless_writer, idle_s):
-    n_told = restless_writer.wait_for(30)
-    n_told = max(n_told, restless_writer.kill())
-    with Store.open(path) as store:
-        assert store.set_aside is None
-        steps, counts = np.unique(store.measurements()["step"], return_counts=True)
-        np.testing.assert_array_equal(counts, 500)
-        np.testing.assert_array_equal(steps, np.arange(len(steps)))
-        assert n_told <= len(steps) <= n_told + 1
-        wait_until(lambda: bytes_of(store)[1] == 0)

@@ -53,7 +53,7 @@ def wait_for_damage(store: Store) -> None:
 
 
 @pytest.mark.parametrize("is_noticed_late", [False, True])
-def test_what_is_recorded_after_damage_is_in_the_new_file_and_the_damaged_one_is_kept(
+def test_records_after_damage_go_to_a_new_file(
     written, block, caplog, monkeypatch, is_noticed_late
 ):
     monkeypatch.setattr(damage, "EVERY_S", 1.0 if is_noticed_late else 0.05)
@@ -75,17 +75,6 @@ def test_what_is_recorded_after_damage_is_in_the_new_file_and_the_damaged_one_is
     with Store.open(written) as store:
         assert store.set_aside is None, "the new file is sound"
         assert (store.measurements()["step"] >= 100).sum() == 50 * 200
-
-
-@pytest.mark.parametrize("first_page", [0, 1], ids=["header", "all tables"])
-def test_where_every_page_is_damaged_a_new_file_is_begun(written, block, monkeypatch, first_page):
-    monkeypatch.setattr(damage, "EVERY_S", 0.05)
-    with Store.open(written) as store:
-        overwrite(written, first_page, written.stat().st_size // PAGE_BYTES - first_page)
-        wait_for_damage(store)
-        assert store.writing.n_recovered == 0
-        fill(store, block, range(100, 110))
-        assert len(store.measurements()) == 10 * 200
 
 
 def test_damage_is_noticed_though_nothing_fails(written, block, monkeypatch):
@@ -145,7 +134,7 @@ def wait_until_copied(path: Path) -> None:
 
 @pytest.mark.parametrize("first_page", [0, 1, 20])
 @pytest.mark.parametrize("most_rows", [100_000, 1000])
-def test_what_was_recorded_since_the_last_look_is_done_again(written, block, monkeypatch, first_page, most_rows):
+def test_records_since_the_last_check_are_written_again(written, block, monkeypatch, first_page, most_rows):
     monkeypatch.setattr(recent, "MOST_ROWS", most_rows)
     monkeypatch.setattr("zerotune.store.sqlite.writing.writer.IDLE_S", 0.01)
     may_look = threading.Event()

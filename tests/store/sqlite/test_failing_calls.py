@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from zerotune.store.errors import StoreError
-from zerotune.store.lockfile import LockFile
 from zerotune.store.sqlite import database, opening, soundness
-from zerotune.store.sqlite.backup import back_up
 from zerotune.store.sqlite.damage.recovery import recover
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.migrations import migrate
@@ -104,24 +102,6 @@ def test_a_file_that_can_only_be_read_is_refused_by_the_writer(written, monkeypa
         assert len(store.measurements()) == N_ROWS
 
 
-def test_a_lock_whose_file_cannot_be_removed_is_free_all_the_same(tmp_path, monkeypatch):
-    lock = LockFile(tmp_path / "lock")
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "unlink", Once(Path.unlink, OSError(5, "Input/output error")))
-        lock.release()
-    LockFile(tmp_path / "lock").release()
-
-
-def test_what_finds_no_memory_is_written_later(path, block, monkeypatch):
-    monkeypatch.setattr("zerotune.store.sqlite.writing.writer.RETRY_S", 0.01)
-    with Store.open(path) as store:
-        monkeypatch.setattr(measurements, "insert", Once(measurements.insert, MemoryError()))
-        store.record_measurements("f", "j", block(10))
-        store.flush()
-        assert store.flush()
-        assert (len(store.measurements()), store.n_dropped, store.writing.is_out) == (10, 0, False)
-
-
 @pytest.mark.parametrize("begin", ["ROLLBACK", "BEGIN", "COMMIT", "PRAGMA busy_timeout =", "PRAGMA wal_checkpoint"])
 @pytest.mark.parametrize("error", [MemoryError(), io_error()], ids=["memory", "disk"])
 def test_the_writer_lives_on_whatever_statement_fails(path, block, monkeypatch, statement, begin, error):
@@ -176,10 +156,3 @@ def test_a_new_file_whose_log_cannot_be_copied_does_not_take_the_damaged_ones_pl
     assert statement.has_failed
     assert soundness.repair(written).found.tables["measurements"].n_sound == n_sound
     assert len([one for one in written.parent.iterdir() if "corrupt" in one.name and one.name[-1].isdigit()]) == 1
-
-
-def test_reading_without_memory_is_refused(written, tmp_path, statement):
-    statement.arm("SELECT 1 FROM sqlite_master", MemoryError())
-    with pytest.raises(StoreError):
-        back_up(written, tmp_path / "copy.db")
-    assert back_up(written, tmp_path / "copy.db") > 0

@@ -64,7 +64,7 @@ def said(caplog) -> list[str]:
     return [record.levelname for record in caplog.records]
 
 
-def test_what_is_recorded_while_the_disk_is_full_is_written_when_it_has_room(store, block, caplog):
+def test_records_of_a_full_disk_are_written_once_it_has_room(store, block, caplog):
     for n_outages in (1, 2):
         with full_disk(store):
             store.record_job(f"j{n_outages}", "f", {"gpu": "x" * 5000}, 2)
@@ -106,7 +106,7 @@ def test_an_import_that_finds_no_room_says_so_and_goes_on_later(tmp_path, monkey
     assert import_it()[1] == 0
 
 
-def test_what_finds_no_room_in_memory_either_is_lost_but_for_what_is_written_once(store, block, monkeypatch, caplog):
+def test_records_without_room_in_memory_are_lost_but_jobs_are_kept(store, block, monkeypatch, caplog):
     monkeypatch.setattr("zerotune.store.sqlite.writing.writer.MAX_PENDING_ROWS", 3000)
     with full_disk(store):
         store.record_measurements("f", "j", block(3000))
@@ -141,7 +141,7 @@ def test_as_much_as_fits_is_written_in_order_while_a_disk_fills(store, block):
     assert len(store.measurements()) == 6400
 
 
-def test_what_still_waits_when_the_store_is_closed_is_said_to_be_lost(store, block, caplog):
+def test_records_waiting_at_the_close_are_said_to_be_lost(store, block, caplog):
     fill_disk(store)
     store.record_measurements("f", "j", block(2000))
     store.flush()

@@ -93,19 +93,6 @@ def test_rows_on_damaged_pages_are_counted(written):
         assert (len(store.measurements()), store.set_aside) == (n_sound, None)
 
 
-def test_whatever_is_left_of_a_file_is_checked_and_repaired(written):
-    whole = written.read_bytes()
-    written.write_bytes(whole[: len(whole) // 2 - 100])
-    found = soundness.check(written)
-    assert not found.is_sound
-    done = soundness.repair(written)
-    assert {name: one.n_sound for name, one in done.found.tables.items()} == {
-        name: one.n_sound for name, one in found.tables.items()
-    }
-    assert found.tables["measurements"].n_sound > 0
-    assert soundness.check(written).is_sound
-
-
 @pytest.mark.parametrize("content", [b"x", b"\xa5" * 5000, b"SQLite format 3\0" + b"\xa5" * 8176])
 def test_a_file_with_nothing_of_ours_is_refused_and_left_as_it_is(tmp_path, content):
     path = tmp_path / "store.db"
@@ -134,7 +121,7 @@ def root_page(path: Path, name: str) -> int:
 
 
 @pytest.mark.parametrize("table", ["fabrics", "jobs"])
-def test_what_others_refer_to_gets_a_stand_in(written, table):
+def test_missing_rows_that_others_name_get_stand_ins(written, table):
     overwrite(written, root_page(written, table))
     found = soundness.check(written)
     assert not found.is_sound
@@ -149,7 +136,7 @@ def test_what_others_refer_to_gets_a_stand_in(written, table):
         assert (len(rows), len(store.steps(job.job_id))) == (N_ROWS, 500)
 
 
-def test_what_a_writer_adds_meanwhile_is_no_damage(path, restless_writer):
+def test_rows_added_during_the_check_are_no_damage(path, restless_writer):
     for n_batches in (5, 10, 15):
         restless_writer.wait_for(n_batches)
         assert soundness.check(path).is_sound

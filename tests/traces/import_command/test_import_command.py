@@ -15,7 +15,6 @@ from import_runs import command, stored, table
 
 from zerotune.store.errors import TraceError
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.offline.importing import command as importing
 from zerotune.tuner.traces import trace as trace_module
 
 
@@ -91,17 +90,6 @@ def test_hostile_files_are_refused_in_one_line(
     assert not store.exists()
 
 
-def test_a_bomb_is_read_in_bounded_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """64 MiB of one line, and of one JSON string, out of 70 KB each."""
-    for begin in (b"n:1:2 [0] NCCL INFO ", b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "name": "'):
-        path = tmp_path / "bomb.gz"
-        path.write_bytes(gzip.compress(begin + b"a" * (64 << 20), 1))
-        with pytest.raises(TraceError, match="more than"):
-            importing.import_measurements(
-                path, tmp_path / "none.db", fabric_id=None, setting=None, is_default=False, n_nodes=None, dry_run=True
-            )
-
-
 def test_the_same_file_is_recorded_once(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,7 +122,7 @@ def test_a_file_that_breaks_in_its_middle_leaves_nothing_behind(
 def test_an_import_that_was_killed_goes_on_where_it_ended(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = table(tmp_path / "t.csv", 30_000)
+    path = table(tmp_path / "t.csv", 20_000)
     n_calls = 0
     record = Store.record_measurements
 
@@ -149,10 +137,10 @@ def test_an_import_that_was_killed_goes_on_where_it_ended(
         patch.setattr(Store, "record_measurements", killed)
         assert command(monkeypatch, capsys, path, "--store", store)[0] == 130
     n_before = len(stored(store))
-    assert 0 < n_before < 30_000
+    assert 0 < n_before < 20_000
     code, out, _ = command(monkeypatch, capsys, path, "--store", store, "--json")
-    assert (code, json.loads(out)["n_measurements"]) == (0, 30_000 - n_before)
-    assert stored(store) == [(1024 * (1 + index), 20.5 + index) for index in range(30_000)]
+    assert (code, json.loads(out)["n_measurements"]) == (0, 20_000 - n_before)
+    assert stored(store) == [(1024 * (1 + index), 20.5 + index) for index in range(20_000)]
 
 
 def test_one_damaged_rank_does_not_lose_the_others(

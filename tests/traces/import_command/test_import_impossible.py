@@ -54,7 +54,7 @@ def test_a_store_that_has_them_does_not_show_them_and_says_so(tmp_path: Path, ca
     assert all(named in record.getMessage() for named in (str(path), "(1, ", "all_gather by tree/ll"))
 
 
-def test_what_the_tuner_may_choose_can_run_and_little_else():
+def test_imports_refuse_no_setting_that_can_run():
     """The rule for what others wrote is never stricter than what some release offers on some hardware."""
     for collective, n_nodes in itertools.product(Collective, (1, 2, 16)):
         offered = {

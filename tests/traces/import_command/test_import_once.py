@@ -15,7 +15,6 @@ from import_runs import command, stored, table
 from zerotune.agent.observing.trace_log import TraceLog
 from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import OBSERVATION_FIELDS
-from zerotune.tuner.offline.export import export_measurements
 
 GATHERS = samples.REAL["nccl_tests"]
 
@@ -59,18 +58,6 @@ def test_the_same_file_cannot_be_two_things(first, second, named, tmp_path: Path
     assert stored(store) == before
     out = command(monkeypatch, capsys, GATHERS, *first, "--store", store, "--json")[1]
     assert json.loads(out)["n_measurements"] == 0
-
-
-def test_two_exports_of_one_job_in_a_folder_are_one(tmp_path: Path, store: Path, monkeypatch, capsys):
-    first = tmp_path / "first.db"
-    command(monkeypatch, capsys, table(tmp_path / "t.csv", 5), "--store", first)
-    folder = tmp_path / "exports"
-    folder.mkdir()
-    export_measurements(first, folder / "a.csv")
-    shutil.copy(folder / "a.csv", folder / "b.csv")
-    told = json.loads(command(monkeypatch, capsys, folder, "--store", store, "--json")[1])
-    assert any(note.startswith("b.csv ") for note in told["notes"])
-    assert stored(store) == stored(first)
 
 
 def test_a_copy_of_a_ranks_trace_is_no_second_run(tmp_path: Path, store: Path, monkeypatch, capsys):

@@ -35,7 +35,7 @@ FORCED = "host:1:1 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"
         ([], ["--default", "--setting"]),
     ],
 )
-def test_what_cannot_be_is_refused(words: list[str], named: list[str], tmp_path: Path, monkeypatch, capsys):
+def test_impossible_options_are_refused(words: list[str], named: list[str], tmp_path: Path, monkeypatch, capsys):
     code, out, err = command(monkeypatch, capsys, GATHERS, *words, "--store", tmp_path / "s.db")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert all(one in err for one in named), err
@@ -49,7 +49,7 @@ def test_what_cannot_be_is_refused(words: list[str], named: list[str], tmp_path:
         (["--default", "--collective", "all_reduce"], "--collective all_reduce"),
     ],
 )
-def test_what_the_file_tells_stands(words: list[str], note: str, tmp_path: Path, monkeypatch, capsys):
+def test_facts_of_the_file_win_over_options(words: list[str], note: str, tmp_path: Path, monkeypatch, capsys):
     code, out, _ = command(monkeypatch, capsys, GATHERS, *words, "--dry-run", "--json")
     told = json.loads(out)
     assert (code, told["n_measurements"]) == (0, 56)
@@ -69,7 +69,7 @@ def test_what_the_file_tells_stands(words: list[str], note: str, tmp_path: Path,
         ("", LeftOut.no_duration),
     ],
 )
-def test_a_time_that_is_none_is_told_with_its_line(tmp_path: Path, time: str, reason: str, monkeypatch, capsys):
+def test_a_wrong_time_is_told_with_its_line(tmp_path: Path, time: str, reason: str, monkeypatch, capsys):
     good, table = ROWS.format(1024, 20), tmp_path / "t.csv"
     bad = good.rpartition(",")[0] + f",{time}\n"
     table.write_text(HEADER + good + bad)

@@ -52,7 +52,7 @@ def plain(world: World, request: pytest.FixtureRequest) -> tuple[int, list[Resul
 
 
 @pytest.mark.parametrize("mode", ["P_a", "cpu"])
-def test_partitioning_changes_no_bit_and_halves_what_is_kept(
+def test_partitioning_changes_no_bit_and_halves_kept_activations(
     world: World, plain: tuple[int, list[Result]], mode: str
 ) -> None:
     stage, unpartitioned = plain

@@ -99,7 +99,7 @@ def test_a_transformer_trains_as_under_fsdp2(world: World, name: str) -> None:
             assert abs(ours - theirs) <= ADDED_IN_ANOTHER_ORDER.get(name, 0.0) * ours, losses
 
 
-def test_what_layers_share_belongs_to_the_layer_around_both() -> None:
+def test_shared_parameters_belong_to_the_layer_around_both() -> None:
     model = nn.Module()
     model.outer = nn.Module()
     model.outer.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
@@ -121,7 +121,7 @@ class OwnForward(nn.Module):
         """A layer's own."""
 
 
-def test_what_has_no_forward_of_its_own_is_no_layer() -> None:
+def test_a_module_without_forward_is_no_layer() -> None:
     weights = [nn.Parameter(torch.ones(3)) for _ in range(2)]
     with_forward = OwnForward()
     with_forward.weight = nn.Parameter(torch.ones(3))
