@@ -204,7 +204,7 @@ def test_what_is_connected_is_known_per_communicator() -> None:
     assert not gate.has_room_for(Candidate(Algorithm.ring, Protocol.simple, 1), narrow)
     assert not gate.has_room_for(BASELINE, wide)
     assert gate.allows(Candidate(Algorithm.ring, Protocol.ll, 5), wide)
-    gate.heard(0.95)
+    gate.take_reading(0.95)
     assert gate.allows(Candidate(Algorithm.tree, Protocol.ll, 1), narrow)
     assert not gate.allows(Candidate(Algorithm.tree, Protocol.ll, 1), wide)
     assert gate.allows(Candidate(Algorithm.ring, Protocol.ll, 4), wide)
@@ -217,14 +217,14 @@ def test_what_would_fill_the_device_is_not_tried_while_it_is_not_full_yet() -> N
     gate.ran(_ran(boxes, Candidate(Algorithm.ring, Protocol.ll, 8)))
     tree = Candidate(Algorithm.tree, Protocol.ll, 1)  # 8 channels, 3 neighbours: 216 MB
     for pressure, fits in ((0.6, True), (0.8, False), (0.6, True)):
-        gate.heard(pressure)
+        gate.take_reading(pressure)
         assert gate.allows(tree, boxes) == fits
         assert gate.allows(Candidate(Algorithm.ring, Protocol.simple, 8), boxes)
     by_nccls_arithmetic = MemoryGate(0.92, {"device_mb": 80_000.0})
-    by_nccls_arithmetic.heard(0.91)
+    by_nccls_arithmetic.take_reading(0.91)
     assert not by_nccls_arithmetic.allows(tree, boxes)  # 16 channels of 56 MB
     unknown = MemoryGate(0.92, {})
-    unknown.heard(0.91)
+    unknown.take_reading(0.91)
     assert unknown.allows(tree, boxes)
 
 
@@ -232,15 +232,15 @@ def test_memory_is_short_above_the_threshold_and_falls_where_it_matters() -> Non
     gate = MemoryGate(0.92)
     seen = []
     for pressure in (0.5, 0.93, 0.91, 0.93, 0.89, 0.85, 0.82, 0.7, 0.95, 0.95, 0.5):
-        gate.heard(pressure)
+        gate.take_reading(pressure)
         seen.append((gate.is_short, gate.is_falling))
     short, free, quiet = (True, False), (False, True), (False, False)
     assert seen == [quiet, short, short, short, quiet, quiet, free, free, short, short, free]
     gradual = MemoryGate(0.92)
     for pressure in (0.8, 0.75, 0.72):
-        gradual.heard(pressure)
+        gradual.take_reading(pressure)
         assert not gradual.is_falling
-    gradual.heard(0.6)
+    gradual.take_reading(0.6)
     assert gradual.is_falling
 
 

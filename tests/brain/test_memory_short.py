@@ -244,7 +244,7 @@ def test_a_variant_that_would_connect_something_ends_when_memory_becomes_short(b
 def test_what_fits_alone_may_not_fit_as_a_whole() -> None:
     gate = _gate(device_mb=1700.0)  # tree takes 0.127, PAT 0.339
     for pressure, fits in ((0.4, True), (0.5, False)):
-        gate.heard(pressure)
+        gate.take_reading(pressure)
         assert gate.allows_all({(TREE, BOXES)})
         assert gate.allows_all({(PAT, BOXES)})
         assert gate.allows_all({(TREE, BOXES), (PAT, BOXES)}) == fits
@@ -256,7 +256,7 @@ def test_what_fits_alone_may_not_fit_as_a_whole() -> None:
 def _gate(**facts: float) -> MemoryGate:
     gate = MemoryGate(0.92, {"device_mb": 1000.0, "channel_mb": 9.0, **facts})
     gate.ran(_calls(0, 0.3))
-    gate.heard(0.3)
+    gate.take_reading(0.3)
     return gate
 
 
@@ -270,17 +270,17 @@ def _calls(step: int, pressure: float) -> np.ndarray:
 
 def test_what_fits_alone_does_not_fit_beside_what_is_to_be_connected() -> None:
     gate = _gate()
-    gate.heard(0.5)  # tree takes 0.216, PAT 0.576
+    gate.take_reading(0.5)  # tree takes 0.216, PAT 0.576
     assert gate.allows(TREE, BOXES)
     gate = _gate(device_mb=1700.0)  # 0.127 and 0.339
-    gate.heard(0.5)
+    gate.take_reading(0.5)
     assert gate.allows(TREE, BOXES)
     assert gate.allows(PAT, BOXES)
     gate.promise(TREE, BOXES)
     assert gate.allows(TREE, BOXES)
     assert not gate.allows(PAT, BOXES)
     for _ in range(HORIZON_STEPS):
-        gate.heard(0.5)
+        gate.take_reading(0.5)
     assert gate.allows(PAT, BOXES), "the trial ended before it ran"
     gate.promise(TREE, BOXES)
     connected = _calls(200, 0.5)
@@ -293,13 +293,13 @@ def test_the_fullest_device_counts() -> None:
     """As calls last told it: they tell of all ranks, steps of the first."""
     gate = _gate()
     gate.ran(_calls(1, 0.95))
-    gate.heard(0.5)
+    gate.take_reading(0.5)
     assert gate.is_short
     assert gate.pressure == pytest.approx(0.95)
     gate.ran(_calls(2, np.nan))
-    gate.heard(0.4)
+    gate.take_reading(0.4)
     assert gate.is_short
     gate.ran(_calls(3, 0.8))
-    gate.heard(0.4)
+    gate.take_reading(0.4)
     assert gate.pressure == pytest.approx(0.8)
     assert gate.is_falling
