@@ -216,8 +216,8 @@ def unpack(path: str, data: bytes, decode: Decoding | None = None) -> Unpacked:
         Its rows, with their contributor and fabric.
 
     Raises:
-        InvalidObject: its name is not the hash of its bytes, it is damaged, too large, of another version, or has a wrong
-            signature.
+        InvalidObject: its name is not the hash of its bytes, it is damaged, too large, of another version, or has a
+            wrong signature.
     """
     named = _NAME.fullmatch(path.rpartition("/")[2])
     if named is None or hashlib.sha256(data).hexdigest() != named[1]:
