@@ -42,7 +42,7 @@ class SilentRanks:
         return max((now_s - at_s for at_s in (*self._ranks.values(), *self._nodes.values())), default=0.0)
 
     def describe(self, last_messages: Iterable[tuple[int, float]], now_s: float) -> str:
-        """The silent ranks in words; empty: none. `last_messages`: (rank, its last message's time) of connected ranks."""
+        """The silent ranks in words, or empty. `last_messages`: (rank, its last message's time) of connected ranks."""
         silent = sorted(rank for rank, at_s in last_messages if now_s - at_s > SILENT_AFTER_S)
         if self._ranks:
             gone = sorted(self._ranks)
