@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..store.errors import PlanError, PluginError, UserError
-from ..store.job_options import NOTHING_TOLD, JobOptions
+from ..store.job_options import NO_OPTIONS, JobOptions
 from ..store.plan_file import read_plan
 from . import reasons, settings
 from .nccl import fabric as fabrics
@@ -64,7 +64,7 @@ class LaunchRequest:
     """The job ends without the line that says what was tuned."""
     is_exact: bool = False
     """Only settings that cannot change a bit of the results are tuned."""
-    job_options: JobOptions = NOTHING_TOLD
+    job_options: JobOptions = NO_OPTIONS
     training: str = ""
     """Identifies starts of the same training; empty: the environment is not tuned."""
     proposed_environment: str = ""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..store.job_options import MOST_STEPS, NOTHING_TOLD, JobOptions
+from ..store.job_options import MOST_STEPS, NO_OPTIONS, JobOptions
 from ..store.paths import default_endpoint
 from ..store.records.job_names import is_job_name
 from .machine.launchers import local_rank
@@ -65,7 +65,7 @@ class AgentSettings:
     job_name: str = ""
     is_exact: bool = False
     """Only collectives that compute nothing are tuned."""
-    job_options: JobOptions = NOTHING_TOLD
+    job_options: JobOptions = NO_OPTIONS
     training: str = ""
     """Empty: the environment is not tuned."""
     proposed_environment: str = ""

@@ -24,4 +24,4 @@ class JobOptions(msgspec.Struct, frozen=True):
     """NCCL asks the plugin for chunk sizes, so that a plan may name some."""
 
 
-NOTHING_TOLD: Final = JobOptions()
+NO_OPTIONS: Final = JobOptions()

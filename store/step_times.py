@@ -123,7 +123,7 @@ class SideBySide:
         """Latest steps under plans."""
         self._open: tuple[list[StepRecord], list[StepRecord], list[StepRecord]] | None = None
         """Steps before, in and after the last window, until enough steps follow it."""
-        self._is_told = True
+        self._is_current = True
         self._saved: Saved | None = None
 
     @property
@@ -159,17 +159,17 @@ class SideBySide:
         if is_whole and after[-1].step - before[0].step <= MOST_APART:
             steps = (window[0], window[-1], *before, *after)
             self._blocks.append([math.log(one.duration_us) for one in steps])
-            self._is_told = False
+            self._is_current = False
 
     def saved(self) -> Saved | None:
         """The gain over all windows; None if there are too few."""
-        if not self._is_told:
-            self._is_told = True  # before the blocks are read, as another thread may add one meanwhile
-            self._saved = _told([*self._blocks])
+        if not self._is_current:
+            self._is_current = True  # before the blocks are read, as another thread may add one meanwhile
+            self._saved = _saving_of([*self._blocks])
         return self._saved
 
 
-def _told(blocks: list[Block]) -> Saved | None:
+def _saving_of(blocks: list[Block]) -> Saved | None:
     if len(blocks) < LEAST_BLOCKS:
         return None
     if len(blocks) >= 4 * LEAST_BLOCKS:

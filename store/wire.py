@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import WireError, printable
-from .job_options import NOTHING_TOLD, JobOptions
+from .job_options import NO_OPTIONS, JobOptions
 from .misaligned import Misaligned
 from .records import MAX_CHUNK_BYTES, U32, Exposure, MissingEvidence, Ordinal, Plan, Stage, StepRecord, Text
 from .records.lateness import Lateness
@@ -142,7 +142,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Endpoint of rank 0's daemon as seen from this node; empty if this rank does not know it."""
     name: Name = ""
     """The name that the user gave the job."""
-    options: JobOptions = NOTHING_TOLD
+    options: JobOptions = NO_OPTIONS
 
 
 class Observations(msgspec.Struct, frozen=True, tag="observations"):

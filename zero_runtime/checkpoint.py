@@ -45,7 +45,7 @@ from .state import unsharded_values
 
 MANIFEST = "zero.json"
 _MISTAKE_BYTES = 1024  # of an error message that ranks exchange; a path has a few hundred
-_Told = SettingsError | CheckpointError
+_Mistake = SettingsError | CheckpointError
 _TRUSTED_NAMES = {
     ("torch", "Size"),
     ("torch", "device"),
@@ -250,7 +250,7 @@ def save(engine: ShardedModel, folder: str | Path, step: int, extra: Mapping[str
     """
     engine.synchronize()
     final = Path(folder)
-    mistake: _Told | None = None
+    mistake: _Mistake | None = None
     try:
         final /= _name(step)
         json_dict("extra", extra)
@@ -296,11 +296,11 @@ def _name(step: int) -> str:
     return f"step-{whole_number('step', step, 0):08d}"
 
 
-def _raise_alike(mistake: _Told | None, engine: ShardedModel) -> None:
+def _raise_alike(mistake: _Mistake | None, engine: ShardedModel) -> None:
     """Raises the first rank's mistake on every rank; waits until all ranks have called."""
     kinds = SettingsError, CheckpointError
-    told = b"" if mistake is None else bytes([1 + kinds.index(type(mistake))]) + str(mistake).encode()
-    mine = torch.tensor([*told[:_MISTAKE_BYTES].ljust(_MISTAKE_BYTES, b"\0")], dtype=torch.uint8)
+    encoded = b"" if mistake is None else bytes([1 + kinds.index(type(mistake))]) + str(mistake).encode()
+    mine = torch.tensor([*encoded[:_MISTAKE_BYTES].ljust(_MISTAKE_BYTES, b"\0")], dtype=torch.uint8)
     mine = mine.to(engine.flats[0].device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(engine.world))]
     dist.all_gather(everyone, mine, group=engine.world)  # text, as objects would be unpickled
@@ -341,7 +341,7 @@ def load(engine: ShardedModel, folder: str | Path, step: int | None = None) -> d
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         shapes, param_groups = manifest["shapes"], manifest["param_groups"]
-        told = {"step": manifest["step"], "extra": manifest["extra"]}
+        result = {"step": manifest["step"], "extra": manifest["extra"]}
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path} is not a complete checkpoint ({error}); choose another step") from None
     except KeyError as error:
@@ -359,7 +359,7 @@ def load(engine: ShardedModel, folder: str | Path, step: int | None = None) -> d
     _read(engine, reader, shares)
     if optimizer is not None:
         _spread_scalars(engine, optimizer, shares)
-    return told
+    return result
 
 
 def load_weights(engine: ShardedModel, path: str | Path) -> None:

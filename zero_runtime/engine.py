@@ -25,7 +25,7 @@ from .autotune.autotuner import Autotuner
 from .autotune.choices import StepSettings, chunk_cap_bytes
 from .checks import number, refusal
 from .errors import LifecycleError, SettingsError
-from .layout.discovery import Part, agree_on_model, assign, default_layers, tell_others
+from .layout.discovery import Part, agree_on_model, assign, default_layers, report_mistake
 from .layout.flat_buffer import Flat, Managed
 from .layout.groups import hybrid_groups
 from .optimizer.clipping import counted, global_norm
@@ -427,7 +427,7 @@ def shard(
         if chosen.stage < 3 and not any(parameter.requires_grad for parameter in model.parameters()):
             raise SettingsError(f"no parameter of {type(model).__name__} trains; stage=3 alone shards frozen ones")
     except SettingsError as error:
-        tell_others(error, model, world)
+        report_mistake(error, model, world)
         raise
     if chosen.stage == 3 and dist.get_rank(world) == 0:
         collectives.warn_of_held_memory(dist.get_backend(world), torch.__version__)

@@ -118,7 +118,7 @@ class World:
         self.finders = [LateRankFinder() for _ in range(n_nodes)]
         self.joiners = [Joiner(finder.observe) for finder in self.finders]
         for node in range(1, n_nodes):
-            self.finders[0].node_says(node * self.per_node, self.per_node)
+            self.finders[0].node_reported(node * self.per_node, self.per_node)
         self.records: list[list[tuple[object, ...]]] = [[] for _ in range(n_ranks)]
         self.step, self.steps_us, self.usual_us = 0, [0.0], 0.0
         for _ in range(EVERY_STEPS):
@@ -187,7 +187,7 @@ class World:
             observed, _ = self.joiners[node].join(float(self.step), n_reporters)
             if node:
                 seen = self.finders[node].lateness(self.recent_us())
-                self.finders[0].node_says(node * self.per_node, self.per_node, f"node{node}", seen)
+                self.finders[0].node_reported(node * self.per_node, self.per_node, f"node{node}", seen)
                 self.joiners[0].add(node * self.per_node, observed)
 
     def recent_us(self) -> float:

@@ -73,7 +73,7 @@ class Decoding:
             kind, _, n_bytes = _HEAD.unpack(_received(line, _HEAD.size, ends_at_s))
             if n_bytes > self._most_bytes:
                 raise Undecodable(f"it decodes to {n_bytes:,} bytes")
-            said = _received(line, n_bytes, ends_at_s)
+            reply = _received(line, n_bytes, ends_at_s)
         except TimeoutError as error:
             self.close()
             raise Undecodable(f"decoding it takes longer than {self._seconds:g} s") from error
@@ -84,8 +84,8 @@ class Decoding:
             self.close()
             raise
         if kind != _DONE:
-            raise Undecodable(said.decode(errors="replace"))
-        return said
+            raise Undecodable(reply.decode(errors="replace"))
+        return reply
 
     def close(self) -> None:
         """End the process."""
@@ -98,16 +98,16 @@ class Decoding:
 
     def _begun(self) -> sockets.socket:
         if self._line is None:
-            ours, theirs = sockets.socketpair()
-            with theirs:
-                command = [*python_with(__name__), str(theirs.fileno()), self._function, str(self._memory_mib)]
+            own, other = sockets.socketpair()
+            with other:
+                command = [*python_with(__name__), str(other.fileno()), self._function, str(self._memory_mib)]
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()], start_new_session=True,
+                    pass_fds=[other.fileno()], start_new_session=True,
                     env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"},
                 )  # fmt: skip
-            self._line = ours
-            _received(ours, 1, time.monotonic() + _START_S)
+            self._line = own
+            _received(own, 1, time.monotonic() + _START_S)
         return self._line
 
 
@@ -134,16 +134,16 @@ def _serve(line: sockets.socket, function: str, memory_mib: int) -> None:
         _, n_name, n_data = _HEAD.unpack(_received(line, _HEAD.size))
         named, data = _received(line, n_name), _received(line, n_data)
         try:
-            kind, said = _DONE, decode(named.decode(errors="surrogateescape"), data)
+            kind, reply = _DONE, decode(named.decode(errors="surrogateescape"), data)
         except ValueError as error:
-            kind, said = _REFUSED, " ".join(str(error).split())[:500].encode(errors="replace")
+            kind, reply = _REFUSED, " ".join(str(error).split())[:500].encode(errors="replace")
         except (MemoryError, RecursionError) as error:
-            kind, said = _REFUSED, f"decoding it takes more than {memory_mib} MiB ({type(error).__name__})".encode()
+            kind, reply = _REFUSED, f"decoding it takes more than {memory_mib} MiB ({type(error).__name__})".encode()
         del data
-        line.sendall(_HEAD.pack(kind, 0, len(said)) + said)
-        del said
+        line.sendall(_HEAD.pack(kind, 0, len(reply)) + reply)
+        del reply
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(EOFError, OSError), sockets.socket(fileno=int(sys.argv[1])) as theirs:
-        _serve(theirs, sys.argv[2], int(sys.argv[3]))
+    with contextlib.suppress(EOFError, OSError), sockets.socket(fileno=int(sys.argv[1])) as other:
+        _serve(other, sys.argv[2], int(sys.argv[3]))

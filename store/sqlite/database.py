@@ -69,7 +69,7 @@ class Store(Reading, Recording):
         self._file = os.stat(path)
         self._is_replaced = False
         """Whether a new file has replaced the damaged one."""
-        self._n_lost_told = 0
+        self._n_lost_reported = 0
         """Lost rows that `commit` has already reported."""
         self._writer = (
             None if writing is None else Writer(writing, self._series.forget, self._begin_anew, DamageWatch(path))
@@ -177,7 +177,7 @@ class Store(Reading, Recording):
             StoreError: recorded rows are not committed.
         """
         is_written = self.flush(timeout_s)
-        n_lost, self._n_lost_told = self.n_dropped - self._n_lost_told, self.n_dropped
+        n_lost, self._n_lost_reported = self.n_dropped - self._n_lost_reported, self.n_dropped
         if not is_written:
             reason = self.writing.error or f"it took longer than {timeout_s:g} s"
             raise StoreError(f"{self.path} cannot be written: {reason}", "make room there, then run this again")

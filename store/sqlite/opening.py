@@ -342,8 +342,8 @@ def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
     """Refuse another application's database and a newer zerotune's."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (n_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    is_ours = application_id == APPLICATION_ID or has_table(connection, MIGRATIONS_TABLE)
-    if is_ours and (found := stranger(connection)):
+    is_store = application_id == APPLICATION_ID or has_table(connection, MIGRATIONS_TABLE)
+    if is_store and (found := stranger(connection)):
         raise StoreDamage(f"its schema has {found}")
     taken = _applied(connection)
     if n_tables and not taken and application_id != APPLICATION_ID:

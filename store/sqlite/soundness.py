@@ -76,7 +76,7 @@ def check(path: Path) -> Soundness:
     try:
         with tempfile.TemporaryDirectory(prefix="zerotune-check-") as folder:
             found = _check(copy := _copy(path, Path(folder) / path.name))
-            if not (any(table.n_sound for table in found.tables.values()) or _begins_as_ours(copy)):
+            if not (any(table.n_sound for table in found.tables.values()) or _has_store_header(copy)):
                 raise StoreError(
                     f"nothing in {path} is of a zerotune store",
                     "if it was one, nothing of it can be saved: move it away, and the next daemon begins a new one; "
@@ -133,11 +133,11 @@ def _copy(path: Path, target: Path) -> Path:
     return target
 
 
-def _begins_as_ours(path: Path) -> bool:
+def _has_store_header(path: Path) -> bool:
     """Whether a file has the header of a store, as an empty one has."""
     begin = begin_of(path, _AT_APPLICATION_ID + 4)
-    ours = APPLICATION_ID.to_bytes(4, "big")
-    return begin.startswith(SQLITE_HEADER) and begin[_AT_APPLICATION_ID:] == ours
+    application_id = APPLICATION_ID.to_bytes(4, "big")
+    return begin.startswith(SQLITE_HEADER) and begin[_AT_APPLICATION_ID:] == application_id
 
 
 def _check(copy: Path) -> Soundness:

@@ -292,7 +292,7 @@ def test_visitors_without_end_leave_the_loop_to_others(tmp_path: Path, monkeypat
         def __init__(self, uid: int) -> None:
             self.uid = self.gid = uid
 
-        def tell(self, **words: str) -> None:
+        def send(self, **words: str) -> None:
             told[self.uid].append(words["problem"])
 
         def leave(self) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from zerotune.store.wire import StatusReply
-from zerotune.tuner.cli.live.all_users import believed
+from zerotune.tuner.cli.live.all_users import plausible_reply
 
 PATH = Path("/run/zerotune/23002/daemon.sock")
 HONEST: dict[str, Any] = msgspec.to_builtins(
@@ -20,7 +20,7 @@ HONEST: dict[str, Any] = msgspec.to_builtins(
 
 
 def test_a_users_own_daemon_is_believed():
-    assert believed(msgspec.json.encode(HONEST), os.getuid(), PATH) == msgspec.convert(HONEST, StatusReply)
+    assert plausible_reply(msgspec.json.encode(HONEST), os.getuid(), PATH) == msgspec.convert(HONEST, StatusReply)
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,14 @@ def test_a_users_own_daemon_is_believed():
     ],
 )
 def test_answers_with_impossible_values_are_not_believed(lie: dict[str, Any]):
-    assert believed(json.dumps(HONEST | lie).encode(), os.getuid(), PATH) is None
+    assert plausible_reply(json.dumps(HONEST | lie).encode(), os.getuid(), PATH) is None
 
 
 @pytest.mark.parametrize("said", [b"", b"[" * 100_000, b'{"type": ' + b"9" * 10_000 + b"}", b"\xff\xfe"])
 def test_bytes_that_are_no_answer_are_not_believed(said: bytes):
-    assert believed(said, os.getuid(), PATH) is None
+    assert plausible_reply(said, os.getuid(), PATH) is None
 
 
 def test_nobody_makes_root_end_anothers_process():
     """Root is told what to kill by that number."""
-    assert believed(msgspec.json.encode(HONEST), os.getuid() + 1, PATH) is None
+    assert plausible_reply(msgspec.json.encode(HONEST), os.getuid() + 1, PATH) is None

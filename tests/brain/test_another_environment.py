@@ -47,9 +47,9 @@ def test_a_winner_under_other_variables_is_tried_first(tmp_path: Path) -> None:
         store.flush()
         known = _loader(None, None)(store, "changed")
         assert isinstance(known, Knowledge)
-        assert known.told.keys() == Knowledge.from_store(store, "usual").winners().keys()
-        assert known.told
-        assert all(known.promising(key) is None and known.decided(key) is None for key in known.told)
+        assert known.recommendations.keys() == Knowledge.from_store(store, "usual").winners().keys()
+        assert known.recommendations
+        assert all(known.promising(key) is None and known.decided(key) is None for key in known.recommendations)
     warm = World("ethernet_boxes", PLACE, CALLS, seed=2, compute_us=100_000.0)
     brain = make_brain(warm, known)
     for _ in range(20):

@@ -246,7 +246,7 @@ def test_a_variant_that_would_connect_something_ends_when_memory_becomes_short(b
 def _gate(**facts: float) -> MemoryGate:
     gate = MemoryGate(0.92, {"device_mb": 1000.0, "channel_mb": 9.0, **facts})
     gate.ran(_calls(0, 0.3))
-    gate.heard(0.3)
+    gate.take_reading(0.3)
     return gate
 
 
@@ -262,13 +262,13 @@ def test_the_fullest_device_counts() -> None:
     """As calls last told it: they tell of all ranks, steps of the first."""
     gate = _gate()
     gate.ran(_calls(1, 0.95))
-    gate.heard(0.5)
+    gate.take_reading(0.5)
     assert gate.is_short
     assert gate.pressure == pytest.approx(0.95)
     gate.ran(_calls(2, np.nan))
-    gate.heard(0.4)
+    gate.take_reading(0.4)
     assert gate.is_short
     gate.ran(_calls(3, 0.8))
-    gate.heard(0.4)
+    gate.take_reading(0.4)
     assert gate.pressure == pytest.approx(0.8)
     assert gate.is_falling

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from benchmarks.lib.command_line import zerotune
-from zerotune.store.job_options import NOTHING_TOLD, JobOptions
+from zerotune.store.job_options import NO_OPTIONS, JobOptions
 from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import DaemonOptions
 from zerotune.tuner import cli
@@ -47,7 +47,7 @@ def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant,
     told: list[DaemonOptions | None] = []
 
     def service(store, brains, *_):
-        made.append(brains("job", "fabric", {}, None, NOTHING_TOLD))
+        made.append(brains("job", "fabric", {}, None, NO_OPTIONS))
         made.append(brains("job", "fabric", {}, None, JobOptions(shadow=True, tune_steps=77)))
         return SimpleNamespace(learning=SimpleNamespace(), jobs=tuple, job_ids=(), absent_jobs=AbsentJobs(time.time))
 

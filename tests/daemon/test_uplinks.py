@@ -34,7 +34,7 @@ def test_records_too_many_for_a_frame_arrive_in_several(tmp_path: Path):
         uplink.point_to(bound.address)
         now_s = 0.0
         while not socket.poll(50):  # until the line stands
-            uplink.greet(now_s, 4, 2, lambda: ("node", Lateness()))
+            uplink.hello(now_s, 4, 2, lambda: ("node", Lateness()))
             now_s += 1.0
             assert now_s < 200
         while socket.poll(100):

@@ -24,7 +24,7 @@ import pyarrow.parquet
 
 from zerotune.tuner.fleet.book import Book
 from zerotune.tuner.fleet.building import build
-from zerotune.tuner.fleet.objects import UNSIGNED, Fabric, NotOurs, Packed, pack, unpack
+from zerotune.tuner.fleet.objects import UNSIGNED, Fabric, InvalidObject, Packed, pack, unpack
 
 HONEST = ("node1", "node2", "node3")
 TRUE_GAIN, BELIEVABLE_LIE, LIE = 0.1, 0.4, 3.0
@@ -223,7 +223,7 @@ def test_each_wrong_signature_is_refused_and_named(tmp_path: Path) -> None:
     table = table_of(share(tmp_path, HONEST[0]))
     crafted = [written(change(table)) for change in WRONG]
     for one in crafted:
-        with pytest.raises(NotOurs):
+        with pytest.raises(InvalidObject):
             unpack(*one)
         put(tmp_path, *one)
     book = made(tmp_path)

@@ -23,7 +23,7 @@ import pyarrow
 import pyarrow.parquet
 
 from zerotune.tuner.fleet.building import STATE_SUFFIX, build
-from zerotune.tuner.fleet.objects import COLUMNS, Fabric, NotOurs, Packed, pack, unpack
+from zerotune.tuner.fleet.objects import COLUMNS, Fabric, InvalidObject, Packed, pack, unpack
 
 FABRIC = Fabric("fabric", FACTS)
 MAX_MIB = 256
@@ -101,7 +101,7 @@ def test_one_bad_entry_is_named_and_the_others_are_read(tmp_path):
 def test_a_bomb_takes_no_memory_of_ours(bomb):
     packed = crafted(**bomb)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(NotOurs):
+    with pytest.raises(InvalidObject):
         unpack(*packed)
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < MAX_MIB
 

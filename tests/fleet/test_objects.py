@@ -15,7 +15,7 @@ from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
 pyarrow = pytest.importorskip("pyarrow")
 pytest.importorskip("cryptography")
 from zerotune.tuner.fleet import objects  # noqa: E402
-from zerotune.tuner.fleet.objects import Fabric, NotOurs, Packed, pack, unpack  # noqa: E402
+from zerotune.tuner.fleet.objects import Fabric, InvalidObject, Packed, pack, unpack  # noqa: E402
 
 AT_S = 1_800_000_000
 
@@ -57,11 +57,11 @@ def test_no_damaged_object_is_believed_even_under_the_name_of_what_it_is(at: int
         path = f"{path.rpartition('/')[0]}/{hashlib.sha256(data).hexdigest()}.parquet"
         try:
             table = unpack(path, bytes(data)).rows
-        except NotOurs:
+        except InvalidObject:
             return
         assert table.schema.equals(objects.COLUMNS)
         return
-    with pytest.raises(NotOurs):
+    with pytest.raises(InvalidObject):
         unpack(path, bytes(data))
 
 
@@ -86,7 +86,7 @@ def _named(table: object, folder: str = GOOD.path.rpartition("/")[0]) -> tuple[s
 @pytest.mark.parametrize("n_bytes", [0, 1, 100, len(GOOD.data) // 2, len(GOOD.data) - 1])
 def test_cut_objects(n_bytes: int) -> None:
     data = GOOD.data[:n_bytes]
-    with pytest.raises(NotOurs):
+    with pytest.raises(InvalidObject):
         unpack(f"{GOOD.path.rpartition('/')[0]}/{hashlib.sha256(data).hexdigest()}.parquet", data)
 
 
@@ -107,9 +107,9 @@ def test_objects_of_others() -> None:
         empty,
         two,
     ):
-        with pytest.raises(NotOurs):
+        with pytest.raises(InvalidObject):
             unpack(*_named(other))
-    with pytest.raises(NotOurs):
+    with pytest.raises(InvalidObject):
         unpack(*_named(table, "v1/fabric=another/day=2027-01-15"))
 
 
@@ -120,7 +120,7 @@ def test_long_texts_are_refused_before_they_take_room(name: str) -> None:
     table = table.take(np.zeros(20_000, np.int64))
     ids = pyarrow.DictionaryArray.from_arrays(np.zeros(len(table), np.int32), pyarrow.array(["x" * 2**20]))
     column = table.schema.get_field_index(name)
-    with pytest.raises(NotOurs, match=name):
+    with pytest.raises(InvalidObject, match=name):
         unpack(*_named(table.set_column(column, name, ids)))
     assert pyarrow.total_allocated_bytes() < 2**30
 

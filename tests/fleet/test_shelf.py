@@ -57,15 +57,15 @@ def shelf_of() -> Iterator[Callable[[Path, Verifier], Shelf]]:
 def test_the_shelf_tells_winners_of_this_fabric(made, shelf_of) -> None:
     shelf, news = shelf_of(made[0], made[1]), threading.Event()
     shelf.on_news = news.set
-    assert shelf.told("fabric") == {}
+    assert shelf.recommended_on("fabric") == {}
     shelf.start()
     assert news.wait(WAIT_S)
-    told = shelf.told("fabric")
+    told = shelf.recommended_on("fabric")
     assert {candidate for candidate, _, _ in told.values()} == {Candidate(Algorithm.ring, Protocol.ll128, 8)}
     assert [gain for _, gain, _ in told.values()] == pytest.approx([0.1, 0.1], abs=0.01)
     assert shelf.n_winners == 2
     assert shelf.error == ""
-    assert shelf.told("another") == {}
+    assert shelf.recommended_on("another") == {}
 
 
 def test_a_question_during_the_reading_waits_for_the_book(made, shelf_of, monkeypatch) -> None:
@@ -79,7 +79,7 @@ def test_a_question_during_the_reading_waits_for_the_book(made, shelf_of, monkey
     shelf = shelf_of(made[0], made[1])
     shelf.start()
     threading.Timer(0.2, may_read.set).start()
-    assert len(shelf.told("fabric")) == 2
+    assert len(shelf.recommended_on("fabric")) == 2
 
 
 @pytest.mark.parametrize("kind", ["other key", "unsigned", "cut", "missing"])
@@ -91,7 +91,7 @@ def test_a_book_that_is_not_believed_is_an_error_and_tells_nothing(made, shelf_o
     shelf = shelf_of(path, made[2] if kind == "other key" else made[1])
     shelf.start()
     wait_until(lambda: bool(shelf.error))
-    assert shelf.told("fabric") == {}
+    assert shelf.recommended_on("fabric") == {}
 
 
 def test_a_bad_book_leaves_the_good_one_of_before(made, shelf_of, tmp_path) -> None:
@@ -102,7 +102,7 @@ def test_a_bad_book_leaves_the_good_one_of_before(made, shelf_of, tmp_path) -> N
     wait_until(lambda: shelf.n_winners == 2)
     path.write_bytes(b"junk")
     wait_until(lambda: bool(shelf.error))
-    assert len(shelf.told("fabric")) == 2
+    assert len(shelf.recommended_on("fabric")) == 2
 
 
 def test_an_older_book_takes_no_newer_ones_place(made, shelf_of, tmp_path) -> None:
@@ -113,7 +113,7 @@ def test_an_older_book_takes_no_newer_ones_place(made, shelf_of, tmp_path) -> No
     place.write_bytes(path.read_bytes())
     shelf = shelf_of(place, verifier)
     shelf.start()
-    assert len(shelf.told("fabric")) == 2
+    assert len(shelf.recommended_on("fabric")) == 2
     place.write_bytes(older)
     wait_until(lambda: shelf.error != "")
     assert shelf.n_winners == 2

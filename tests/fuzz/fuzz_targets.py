@@ -30,7 +30,7 @@ from zerotune.tuner.advice.models.huggingface import read_config
 from zerotune.tuner.fingerprint.encoding.arrays import from_bytes as weights_from_bytes
 from zerotune.tuner.fingerprint.encoding.features import FEATURES_VERSION
 from zerotune.tuner.fleet.book import opened as open_book
-from zerotune.tuner.fleet.objects import NotOurs
+from zerotune.tuner.fleet.objects import InvalidObject
 from zerotune.tuner.fleet.objects import unpack as unpack_object
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
@@ -309,7 +309,7 @@ def stage_weights(data: bytes) -> None:
 def fleet_object(data: bytes) -> None:
     """Measurements below the fleet's URL; whoever writes them names them by their hash."""
     place = f"v1/fabric=fabric/day=2026-01-01/{hashlib.sha256(data).hexdigest()}.parquet"
-    with contextlib.suppress(NotOurs):
+    with contextlib.suppress(InvalidObject):
         found = unpack_object(place, data)
         assert found.rows.num_rows > 0
         assert found.fabric.fabric_id == "fabric"

@@ -150,13 +150,13 @@ def test_a_broadcasts_sender_is_not_compared_with_its_receivers():
 
 def test_a_late_node_is_named_or_the_rank_that_its_own_daemon_names():
     job = Job()
-    job.finder.node_says(8, 8, "b")
-    job.finder.node_says(16, 1, "c")
+    job.finder.node_reported(8, 8, "b")
+    job.finder.node_reported(16, 1, "c")
     job.play(300, call({0: 0, 1: 1, 8: 3000, 16: 0}))
     _, found = job.named()
     assert [(one.rank, one.is_node, one.node) for one in found.late] == [(8, True, "b")]
     late = LateRank(11, 2900.0, 0.9, 0, 97, "b")
-    job.finder.node_says(8, 8, "b", Lateness(100, late=(late,)))
+    job.finder.node_reported(8, 8, "b", Lateness(100, late=(late,)))
     assert job.named()[1].late == (late,)
     job.finder.node_left(8)
     job.play(300, call({0: 0, 1: 1, 16: 3000}))

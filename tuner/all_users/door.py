@@ -29,7 +29,7 @@ class Visitor:
         self._connection = connection
         _, self.uid, self.gid = peer_of(connection)
 
-    def tell(self, **words: str) -> None:
+    def send(self, **words: str) -> None:
         """Send a line; it is lost if the visitor has left or does not read."""
         with contextlib.suppress(OSError):
             self._connection.send(json.dumps(words).encode() + b"\n")

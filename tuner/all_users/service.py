@@ -170,7 +170,7 @@ class AllUsers:
                 return
             place = self._places.setdefault(visitor.uid, _Place())
             if place.comes_too_often():
-                visitor.tell(
+                visitor.send(
                     problem=f"user {visitor.uid} asks more than {MAX_VISITS} times within {VISITS_S:g} s",
                     remedy="ask less often",
                 )
@@ -202,7 +202,7 @@ class AllUsers:
             _log.info("user %d: daemon %d starts", user.uid, place.daemon.pid)
         elif not place.serves and place.starts_until_s == float("inf"):
             raise UserError(f"the daemon of user {visitor.uid} was killed, and has not ended", "ask again later")
-        visitor.tell(endpoint=place.daemon.folders.endpoint)
+        visitor.send(endpoint=place.daemon.folders.endpoint)
         if place.serves:
             visitor.leave()
             return
@@ -250,13 +250,13 @@ class AllUsers:
         error = UserError(problem, f"{place.daemon.folders.log} says why")
         self._failed(place, error)
         for visitor in list(place.waiting):
-            visitor.tell(problem=error.problem, remedy=error.remedy)
+            visitor.send(problem=error.problem, remedy=error.remedy)
             self._let_go(place, visitor)
         self._reap(place)
 
     def _fail(self, visitor: Visitor, place: _Place, problem: UserError) -> None:
         self._failed(place, problem)
-        visitor.tell(problem=problem.problem, remedy=problem.remedy)
+        visitor.send(problem=problem.problem, remedy=problem.remedy)
         self._let_go(place, visitor)
 
     def _failed(self, place: _Place, problem: UserError) -> None:

@@ -28,20 +28,20 @@ class UserDaemon(UserProcess):
     def __init__(self, user: User, folders: Folders, options: Sequence[str]) -> None:
         self.user = user
         self.folders = folders
-        self.ready_fd, told = os.pipe()
+        self.ready_fd, writing_fd = os.pipe()
         os.set_blocking(self.ready_fd, False)
-        command = [sys.executable, "-I", "-m", "zerotune.tuner.cli", "daemon", "--ready-fd", str(told)]
+        command = [sys.executable, "-I", "-m", "zerotune.tuner.cli", "daemon", "--ready-fd", str(writing_fd)]
         command += ["--endpoint", folders.endpoint, "--store", str(folders.state / "store.db")]
         if folders.pool is not None:
             command += ["--knowledge-pool", str(folders.pool)]
         environment = {name: value for name in SAFE_ENVIRONMENT if (value := os.environ.get(name)) is not None}
         try:
-            super().__init__(user, [*command, *options], environment, keep=told, log=folders.log)
+            super().__init__(user, [*command, *options], environment, keep=writing_fd, log=folders.log)
         except OSError:
             os.close(self.ready_fd)
             raise
         finally:
-            os.close(told)
+            os.close(writing_fd)
 
     def is_ready(self) -> bool:
         """Whether it serves; call it once, when `ready_fd` is readable; it closes the descriptor."""

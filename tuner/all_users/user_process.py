@@ -83,8 +83,8 @@ def _become(
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
-        for theirs, ours in ((0, nothing), (1, nothing if output is None else output), (2, nothing)):
-            os.dup2(ours, theirs)
+        for standard, source in ((0, nothing), (1, nothing if output is None else output), (2, nothing)):
+            os.dup2(source, standard)
         # A user who may signal a process may take its descriptors, even those that root was started with.
         kept = 2 if keep is None else keep
         os.set_inheritable(kept, True)
@@ -107,7 +107,7 @@ def _become(
         os._exit(CANNOT_RUN)
 
 
-class _Heard:
+class _ReadProcess:
     """A user's process whose output is read; starts at construction.
 
     Args:
@@ -159,23 +159,23 @@ def outputs_of(
     Raises:
         OSError: no process can be started.
     """
-    said: dict[User, bytes] = {}
+    outputs: dict[User, bytes] = {}
     waiting: list[tuple[User, Sequence[str]]] = list(commands.items())[::-1]
-    running: set[_Heard] = set()
+    running: set[_ReadProcess] = set()
     with selectors.DefaultSelector() as selector:
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
                     user, command = waiting.pop()
-                    running.add(one := _Heard(user, command, environment, time.monotonic() + timeout_s))
+                    running.add(one := _ReadProcess(user, command, environment, time.monotonic() + timeout_s))
                     selector.register(one, selectors.EVENT_READ)
                 left_s = min(one.ends_at_s for one in running) - time.monotonic()
-                heard = {key.fileobj for key, _ in selector.select(max(0.0, left_s))}
+                readable = {key.fileobj for key, _ in selector.select(max(0.0, left_s))}
                 for one in list(running):
-                    part = os.read(one.fileno(), _READ_BYTES) if one in heard else None
+                    part = os.read(one.fileno(), _READ_BYTES) if one in readable else None
                     one.text += part or b""
                     if part == b"":
-                        said[one.user] = bytes(one.text)
+                        outputs[one.user] = bytes(one.text)
                     if part == b"" or len(one.text) > max_bytes or time.monotonic() >= one.ends_at_s:
                         selector.unregister(one)
                         running.remove(one)
@@ -183,4 +183,4 @@ def outputs_of(
         finally:
             for one in running:
                 one.end()
-    return said
+    return outputs

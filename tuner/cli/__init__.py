@@ -41,12 +41,12 @@ def _is_daemon(words: list[str]) -> bool:
 
 def main() -> None:
     """Entry point of the console script: every failure is one line on stderr and an exit code, never a traceback."""
-    words, told = renamed(sys.argv[1:])
+    words, message = renamed(sys.argv[1:])
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     sys.argv[1:] = words
-    if told:
-        print(f"zerotune: {shortened(told)}", file=sys.stderr)
+    if message:
+        print(f"zerotune: {shortened(message)}", file=sys.stderr)
     for number in _ignored(words):
         signal.signal(number, signal.SIG_IGN)
     # If the home folder cannot be written, matplotlib logs many lines about its font cache.
@@ -86,8 +86,8 @@ def _run() -> None:
         code = command_line(_asked(sys.argv[1:]))(prog_name="zerotune", standalone_mode=False)
     except KeyboardInterrupt:
         code = 130
-    except SystemExit as told:  # a signal ended a daemon while it loads
-        code = _few_threads() or told.code
+    except SystemExit as ended:  # a signal ended a daemon while it loads
+        code = _few_threads() or ended.code
     except UserError as error:
         code = _failed(str(error), 2)
     except ZerotuneError as error:

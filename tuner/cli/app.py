@@ -79,9 +79,9 @@ def _options(
     Example: zerotune launch -- torchrun --nproc-per-node 8 train.py
     """
     if context.invoked_subcommand is None:
-        from .greeting import greet
+        from .greeting import print_greeting
 
-        greet()
+        print_greeting()
 
 
 @cache

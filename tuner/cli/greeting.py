@@ -23,7 +23,7 @@ def next_commands(*, has_daemon: bool, has_store: bool) -> tuple[tuple[str, str]
     return (LAUNCH, JOBS, EXPLAIN) if has_store else (DEMO, DOCTOR, LAUNCH)
 
 
-def greet() -> None:
+def print_greeting() -> None:
     """Print the greeting and the three commands."""
     has_daemon = holder_of(default_endpoint()) is not None
     has_store = os.path.exists(default_store_path())

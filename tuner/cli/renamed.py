@@ -77,16 +77,16 @@ def renamed(words: Words) -> tuple[Words, str]:
     Words after `--` belong to the training command.
     """
     end = words.index("--") if "--" in words else len(words)
-    ours, rest = words[:end], words[end:]
-    became = COMMANDS.get(ours[0]) if ours else None
-    told = ""
+    own, rest = words[:end], words[end:]
+    became = COMMANDS.get(own[0]) if own else None
+    message = ""
     if became is not None:
-        after = became(ours[1:]) if callable(became) else [*became, *ours[1:]]
-        told, ours = f"`zerotune {ours[0]}` is `zerotune {' '.join(after)}` now", after
-    options = OPTIONS.get(ours[0], {}) if ours else {}
-    for at, word in enumerate(ours):
+        after = became(own[1:]) if callable(became) else [*became, *own[1:]]
+        message, own = f"`zerotune {own[0]}` is `zerotune {' '.join(after)}` now", after
+    options = OPTIONS.get(own[0], {}) if own else {}
+    for at, word in enumerate(own):
         name, equals, value = word.partition("=")
         if name in options:
-            ours[at] = options[name] + equals + value
-            told = told or f"{name} is {options[name]} now"
-    return [*ours, *rest], told
+            own[at] = options[name] + equals + value
+            message = message or f"{name} is {options[name]} now"
+    return [*own, *rest], message

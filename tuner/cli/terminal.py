@@ -43,8 +43,8 @@ def shortened(text: str) -> str:
 def forget_absurd_size() -> None:
     """Remove an impossible size of the terminal from the environment."""
     for name in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):
-        said = os.environ.get(name, "")
-        if not (said.isascii() and said.isdigit() and len(said) <= len(str(MAX_SIDE)) and 0 < int(said) <= MAX_SIDE):
+        text = os.environ.get(name, "")
+        if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_SIDE)) and 0 < int(text) <= MAX_SIDE):
             os.environ.pop(name, None)
 
 

@@ -33,10 +33,10 @@ def limits(lateness: Lateness) -> str:
     if not lateness.late or not lateness.wait_us:
         return ""
     share = lateness.wait_share
-    hope = "tuning cannot help with that" if share >= MOSTLY_WAITING else "tuning works on the rest"
+    advice = "tuning cannot help with that" if share >= MOSTLY_WAITING else "tuning works on the rest"
     return (
         f"of the {_ms(lateness.wait_us + lateness.transfer_us)} that collectives take per step, {_ms(lateness.wait_us)}"
-        f" ({_percent(share)}) are waiting for the last rank: {hope}"
+        f" ({_percent(share)}) are waiting for the last rank: {advice}"
     )
 
 

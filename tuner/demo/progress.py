@@ -24,7 +24,7 @@ class Progress:
         self._console, self._words = console, words
         self._losses, self._n_steps = losses, n_steps
         self._status: Status | None = None
-        self._n_told = 0
+        self._n_printed = 0
 
     def __enter__(self) -> Progress:
         self._losses.unlink(missing_ok=True)
@@ -69,6 +69,6 @@ class Progress:
         words = f"{self._words}: step {n_done:,} of {self._n_steps:,}"
         if self._status is not None:
             self._status.update(words)
-        elif (n_parts := n_done * LINES_IN_FILE // self._n_steps) > self._n_told:
-            self._n_told = n_parts
+        elif (n_parts := n_done * LINES_IN_FILE // self._n_steps) > self._n_printed:
+            self._n_printed = n_parts
             self._console.print(words)

@@ -76,11 +76,11 @@ def ask(launcher: Sequence[str], arguments: Sequence[str], environment: Mapping[
         _end(process)
     for reader in readers:
         reader.join(GRACE_S)
-    if failure and (told := " ".join(printable(bytes(errors).decode(errors="replace").replace("\n", " ")).split())):
-        failure = f"{failure}: {told}"
+    if failure and (message := " ".join(printable(bytes(errors).decode(errors="replace").replace("\n", " ")).split())):
+        failure = f"{failure}: {message}"
     facts = tuple(fact for line in bytes(answers).splitlines() if (fact := _fact(line)) is not None)
-    told_nodes = {_short(fact.node) for fact in facts}
-    missing = tuple(one for one in _allocated(environment) if _short(one) not in told_nodes)
+    answered_nodes = {_short(fact.node) for fact in facts}
+    missing = tuple(one for one in _allocated(environment) if _short(one) not in answered_nodes)
     return Asked(facts, failure, missing)
 
 

@@ -47,7 +47,7 @@ class Machine(msgspec.Struct, frozen=True):
         """All NCCL variables in effect, from the environment or NCCL's configuration files."""
         return in_effect(self.environment, self.root / "etc/nccl.conf")
 
-    def said(self, name: str) -> str:
+    def stated(self, name: str) -> str:
         """One NCCL variable as the user set it, with a note if NCCL's configuration files set it."""
         where = "" if name in self.environment else " (in ~/.nccl.conf or /etc/nccl.conf)"
         return f"{name}={self.nccl_variables()[name]}{where}"

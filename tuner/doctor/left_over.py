@@ -16,7 +16,7 @@ def interfaces(machine: Machine) -> Finding | None:
     if not choice or not here or any(is_chosen(one.name, choice) for one in here):
         return None
     names = " ".join(one.name for one in here)
-    found = f"{machine.said('NCCL_SOCKET_IFNAME')} names no interface that is here and up: {names}"
+    found = f"{machine.stated('NCCL_SOCKET_IFNAME')} names no interface that is here and up: {names}"
     remedy = "unset NCCL_SOCKET_IFNAME, or name one of these: NCCL ends such jobs"
     return problem("interfaces", found, remedy) if gpus(machine.root) else warning("interfaces", found, remedy)
 
@@ -31,7 +31,7 @@ def nccl_files(machine: Machine) -> Finding | None:
     ]
     if not missing:
         return None
-    found = f"{' '.join(map(machine.said, missing))}: there is no such file"
+    found = f"{' '.join(map(machine.stated, missing))}: there is no such file"
     if "NCCL_GRAPH_FILE" in missing and gpus(machine.root):
         return problem("nccl_files", found, "unset it: NCCL ends such jobs")
     return warning("nccl_files", found, "unset it, or name the file of this machine")
@@ -44,5 +44,5 @@ def logging(machine: Machine) -> Finding | None:
     of_calls = not subsystems.startswith("^") and {"ALL", "COLL", "CALL"} & set(subsystems.split(","))
     if level != "TRACE" and not (level == "INFO" and of_calls):
         return None
-    said = " ".join(machine.said(name) for name in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS") if name in variables)
-    return Finding("logging", Status.warning, f"{said}: NCCL may write a line for each call", "set NCCL_DEBUG=WARN")
+    settings = " ".join(machine.stated(name) for name in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS") if name in variables)
+    return Finding("logging", Status.warning, f"{settings}: NCCL may write a line for each call", "set NCCL_DEBUG=WARN")

@@ -118,7 +118,7 @@ def pins(machine: Machine) -> Finding:
     pinned = [name for name in pinning.PINNING if variables.get(name)]
     if not pinned:
         return ok("pins", "neither NCCL_ALGO nor NCCL_PROTO is set")
-    found, names = " ".join(map(machine.said, pinned)), " and ".join(pinned)
+    found, names = " ".join(map(machine.stated, pinned)), " and ".join(pinned)
     try:
         unserved = pinning.unserved(variables)
     except UserError as error:

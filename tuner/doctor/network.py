@@ -22,20 +22,20 @@ def network(machine: Machine) -> Finding | None:
     foreign += [one.name for one in sorted((root / "sys/class/cxi").glob("*"))]
     chosen = variables.get("NCCL_NET", "").lower()
     if chosen == "ib" and not used:
-        found = f"{machine.said('NCCL_NET')}, and there is no RDMA adapter that NCCL may use"
+        found = f"{machine.stated('NCCL_NET')}, and there is no RDMA adapter that NCCL may use"
         return problem("network", found, "unset NCCL_NET: NCCL ends such jobs")
     if not used and not is_named and not foreign:
         return None
     here = " ".join((*foreign, *used)) or " ".join(one.name for one in rdma)
     if chosen == "socket":
-        return warning("network", f"{machine.said('NCCL_NET')} makes NCCL use TCP, though {here} is here", "unset it")
+        return warning("network", f"{machine.stated('NCCL_NET')} makes NCCL use TCP, though {here} is here", "unset it")
     if foreign:
         return _of_plugin(here, variables.get("NCCL_NET_PLUGIN", ""))
     if variables.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
-        setting = machine.said("NCCL_IB_DISABLE")
+        setting = machine.stated("NCCL_IB_DISABLE")
         return warning("network", f"{setting} makes NCCL use TCP, though {here} is here", "unset it")
     if not used:
-        found = f"{machine.said('NCCL_IB_HCA')} names no active adapter of this machine, so NCCL uses TCP: {here}"
+        found = f"{machine.stated('NCCL_IB_HCA')} names no active adapter of this machine, so NCCL uses TCP: {here}"
         return warning("network", found, "unset NCCL_IB_HCA, or name those that are here")
     if not any(probe(one).path for one in VERBS):
         found = f"libibverbs cannot be loaded, so NCCL uses TCP, though {here} is here"

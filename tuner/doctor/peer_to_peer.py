@@ -35,7 +35,7 @@ def gpudirect(machine: Machine) -> Finding | None:
     if not gpus(root) or not used:
         return None
     if variables.get("NCCL_NET_GDR_LEVEL", "").upper() in ("LOC", "0"):
-        setting = machine.said("NCCL_NET_GDR_LEVEL")
+        setting = machine.stated("NCCL_NET_GDR_LEVEL")
         return warning("gpudirect", f"{setting} turns GPUDirect RDMA off: {GPUDIRECT_COST}", "unset it")
     if any((root / one).exists() for one in PEER_MEMORY):
         return ok("gpudirect", "nvidia_peermem is loaded")
@@ -47,8 +47,8 @@ def gpudirect(machine: Machine) -> Finding | None:
     if has_dma_buf and variables.get("NCCL_DMABUF_ENABLE") != "0":
         return ok("gpudirect", "by dma-buf")
     found = f"GPUDirect RDMA is off, for there is neither nvidia_peermem nor dma-buf: {GPUDIRECT_COST}"
-    mend = "unset NCCL_DMABUF_ENABLE" if has_dma_buf else "install the driver's open kernel modules"
-    return warning("gpudirect", found, f"modprobe nvidia_peermem, or {mend}")
+    remedy = "unset NCCL_DMABUF_ENABLE" if has_dma_buf else "install the driver's open kernel modules"
+    return warning("gpudirect", found, f"modprobe nvidia_peermem, or {remedy}")
 
 
 def acs(machine: Machine) -> Finding | None:

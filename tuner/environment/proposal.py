@@ -69,9 +69,9 @@ def candidates(known: History, taken: Mapping[str, str], own: Sequence[Candidate
 
 def nccl_of(hardware: Mapping[str, str | int | float | bool]) -> int:
     """NCCL's version in a machine's description, as NCCL encodes it; 0: unknown."""
-    said = hardware.get("nccl_version", 0)
-    if isinstance(said, str):  # an emulated machine writes text
-        parts = [int(part) for part in said.split(".")[:3] if part.isdecimal()]
+    version = hardware.get("nccl_version", 0)
+    if isinstance(version, str):  # an emulated machine writes text
+        parts = [int(part) for part in version.split(".")[:3] if part.isdecimal()]
         major, minor, patch = (*parts, 0, 0, 0)[:3]
         return major * 10000 + minor * 100 + patch
-    return int(said)
+    return int(version)

@@ -70,20 +70,20 @@ def render(found: History, console: Console) -> None:
     """Print a table of changes, the kept variables and the next trial."""
     from rich.table import Table
 
-    said = document(found)
+    facts = document(found)
     table = Table(box=None, pad_edge=False)
     for head in ("change", "jobs", "steps faster by (90 %)", ""):
         table.add_column(head)
-    for one in said["findings"]:
+    for one in facts["findings"]:
         gain = "not measured"
         if one["gain_percent"] is not None:
             gain = f"{one['gain_percent']:.1f} % ({one['low_percent']:.1f} to {one['high_percent']:.1f})"
         table.add_row(one["change"], str(one["n_jobs"]), gain, one["why"])
-    if said["findings"]:
+    if facts["findings"]:
         console.print(table)
-    console.print(f"{counted(len(found.jobs), 'start')} of this training; kept: {said['kept'] or 'nothing yet'}")
-    coming = said["next"]["variables"] or "the usual environment"
-    console.print(f"next, without --environment-file: {coming}: {said['next']['why']}")
+    console.print(f"{counted(len(found.jobs), 'start')} of this training; kept: {facts['kept'] or 'nothing yet'}")
+    coming = facts["next"]["variables"] or "the usual environment"
+    console.print(f"next, without --environment-file: {coming}: {facts['next']['why']}")
 
 
 def render_advice(found: History, console: Console) -> None:

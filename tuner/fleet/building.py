@@ -104,8 +104,8 @@ def _lines(book: Book) -> Iterator[Line]:
 
 def _check_url(connection: duckdb.DuckDBPyConnection, url: str, state: Path) -> None:
     """Refuses a merged state of another URL."""
-    n_ours = "(SELECT count(*) FROM objects)"
-    known, n_merged = connection.execute(f"SELECT url, {n_ours} FROM meta").fetchall()[0]
+    n_objects = "(SELECT count(*) FROM objects)"
+    known, n_merged = connection.execute(f"SELECT url, {n_objects} FROM meta").fetchall()[0]
     if known and known != url:
         if n_merged:
             raise UserError(

@@ -46,7 +46,7 @@ CREATE OR REPLACE TEMP TABLE levelled AS
 WITH numbered AS (
     SELECT *, dense_rank() OVER (ORDER BY fabric_id, contributor, job_id) AS job,
            dense_rank() OVER (ORDER BY {_KEY}) AS key, dense_rank() OVER (ORDER BY {_KEY}, {_SETTING}) AS cell
-    FROM heard),
+    FROM used),
 own AS (SELECT cell, median(log_us) AS own FROM numbered GROUP BY cell, contributor),
 usual AS (SELECT cell, median(own) AS usual, count(*) AS n FROM own GROUP BY cell HAVING count(*) <> 2),
 common AS (
@@ -119,8 +119,8 @@ def agree(
     Returns:
         Contributors, and the cells of the book, sorted.
     """
-    heard = "CREATE OR REPLACE TEMP TABLE heard AS FROM lines WHERE ? OR list_contains(?::VARCHAR[], contributor)"
-    connection.execute(heard, [listed is None, [*(listed or ())]])
+    select_used = "CREATE OR REPLACE TEMP TABLE used AS FROM lines WHERE ? OR list_contains(?::VARCHAR[], contributor)"
+    connection.execute(select_used, [listed is None, [*(listed or ())]])
     for statement in (_LEVELLED, _JUDGED, _CONTRIBUTORS):
         connection.execute(statement)
     found = connection.execute(
@@ -148,10 +148,10 @@ def agree(
         for one, n in refused.items()
     ]
     # One line for all, so that unlisted contributors do not make a book longer.
-    unheard = "SELECT count(DISTINCT (fabric_id, contributor, job_id)) FROM lines ANTI JOIN heard USING (contributor)"
-    (n_unheard,) = connection.execute(unheard).fetchall()[0]
-    if n_unheard:
-        contributors.append(Contributor(fabric_id="", name="not listed", n_jobs=n_unheard, is_set_aside=True))
+    unused = "SELECT count(DISTINCT (fabric_id, contributor, job_id)) FROM lines ANTI JOIN used USING (contributor)"
+    (n_unlisted,) = connection.execute(unused).fetchall()[0]
+    if n_unlisted:
+        contributors.append(Contributor(fabric_id="", name="not listed", n_jobs=n_unlisted, is_set_aside=True))
     return contributors, _cells(connection)
 
 

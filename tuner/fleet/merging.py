@@ -27,7 +27,7 @@ from ...store.foreign.decoding import Decoding
 from ...store.foreign.ways import refuse_reachable
 from ...store.private_folders import refuse_open_folder
 from .job_lines import LINES
-from .objects import MAX_OBJECT_BYTES, VERSION, NotOurs, Unpacked, decoding, unpack
+from .objects import MAX_OBJECT_BYTES, VERSION, InvalidObject, Unpacked, decoding, unpack
 from .storage import IrregularError, Storage
 
 BATCH_ROWS: Final = 1_000_000
@@ -154,11 +154,11 @@ class Merging:
         batch: list[tuple[str, Unpacked]] = []
         for path, digest, found in _read_all(storage, new, refused):
             n_looked_at += 1
-            if isinstance(found, NotOurs):
-                told = _as_text(path)
-                run("INSERT OR REPLACE INTO not_believed VALUES (?, ?, ?)", [told, digest, str(found)])
-                if told not in refused or refused[told][0] != digest:
-                    skipped.append((told, str(found)))
+            if isinstance(found, InvalidObject):
+                path_text = _as_text(path)
+                run("INSERT OR REPLACE INTO not_believed VALUES (?, ?, ?)", [path_text, digest, str(found)])
+                if path_text not in refused or refused[path_text][0] != digest:
+                    skipped.append((path_text, str(found)))
             elif found is None:
                 skipped.append((_as_text(path), "it cannot be read now"))
             elif _name(path) not in known:
@@ -188,8 +188,8 @@ class Merging:
             for path, one in batch:
                 fabric_id, facts = one.fabric
                 run("INSERT INTO objects VALUES (?, ?, ?, ?)", [_name(path), path, one.rows.num_rows, one.content])
-                told = [fabric_id, one.contributor, json.dumps(dict(facts))]
-                run("INSERT OR IGNORE INTO fabrics VALUES (?, ?, ?)", told)
+                row = [fabric_id, one.contributor, json.dumps(dict(facts))]
+                run("INSERT OR IGNORE INTO fabrics VALUES (?, ?, ?)", row)
                 run("INSERT OR REPLACE INTO names VALUES (?, ?)", [one.contributor, one.called])
             self.connection.commit()
         except BaseException:
@@ -206,10 +206,10 @@ class Merging:
         if not _made_of(self.connection):
             self.connection.execute(_TABLES)
             run("INSERT INTO meta VALUES (?, '', 0)", [_LAYOUT])
-        with duckdb.connect(":memory:") as ours:
-            ours.execute(_TABLES)
-            is_ours = _made_of(self.connection) == _made_of(ours)
-        if not is_ours or run("SELECT layout FROM meta").fetchall() != [(_LAYOUT,)]:
+        with duckdb.connect(":memory:") as expected:
+            expected.execute(_TABLES)
+            has_layout = _made_of(self.connection) == _made_of(expected)
+        if not has_layout or run("SELECT layout FROM meta").fetchall() != [(_LAYOUT,)]:
             raise OSError("another version of zerotune, or another program, made it")
 
 
@@ -233,7 +233,7 @@ def _as_text(path: str) -> str:
     return path.encode(errors="backslashreplace").decode()
 
 
-Found = Unpacked | NotOurs | None
+Found = Unpacked | InvalidObject | None
 
 
 def _read_all(
@@ -246,19 +246,19 @@ def _read_all(
         try:
             data = storage.read(path, MAX_OBJECT_BYTES)
         except IrregularError as error:
-            return "", NotOurs(str(error))
+            return "", InvalidObject(str(error))
         except Exception:  # of any library below fsspec
             return "", None
         if len(data) > MAX_OBJECT_BYTES:
-            return "", NotOurs("it is too large")
+            return "", InvalidObject("it is too large")
         digest = hashlib.sha256(data).hexdigest()
         known, reason = refused.get(_as_text(path), ("", ""))
         if known == digest:
-            return digest, NotOurs(reason)
+            return digest, InvalidObject(reason)
         decode = decoders.get()
         try:
             return digest, unpack(path, data, decode)
-        except NotOurs as error:
+        except InvalidObject as error:
             return digest, error
         finally:
             decoders.put(decode)

@@ -127,7 +127,7 @@ class Unpacked(NamedTuple):
     """Digest of the signed values, equal for all files with them; empty: unsigned."""
 
 
-class NotOurs(ValueError):
+class InvalidObject(ValueError):
     """An object is refused; the text says why."""
 
 
@@ -216,21 +216,21 @@ def unpack(path: str, data: bytes, decode: Decoding | None = None) -> Unpacked:
         Its rows, with their contributor and fabric.
 
     Raises:
-        NotOurs: its name is not the hash of its bytes, it is damaged, too large, of another version, or has a wrong
-            signature.
+        InvalidObject: its name is not the hash of its bytes, it is damaged, too large, of another version, or has a
+            wrong signature.
     """
     named = _NAME.fullmatch(path.rpartition("/")[2])
     if named is None or hashlib.sha256(data).hexdigest() != named[1]:
-        raise NotOurs("its name is not the hash of what is in it")
+        raise InvalidObject("its name is not the hash of what is in it")
     try:
         if decode is not None:
-            said = decode(path, data)
+            stream = decode(path, data)
         else:
             with _alone:
-                said = _shared(path, data)
+                stream = _shared(path, data)
     except Undecodable as error:
-        raise NotOurs(str(error)) from error
-    table = pyarrow.ipc.open_stream(said).read_all()
+        raise InvalidObject(str(error)) from error
+    table = pyarrow.ipc.open_stream(stream).read_all()
     marks = table.schema.metadata
     table = table.cast(COLUMNS.with_metadata(marks))
     fabric = Fabric(table["fabric_id"][0].as_py(), json.loads(marks[_FACTS]))
@@ -241,18 +241,18 @@ def checked(path: str, data: bytes) -> bytes:
     """An object as an Arrow stream, its texts as dictionaries and its fabric's facts beside them.
 
     Raises:
-        NotOurs: it is refused.
+        InvalidObject: it is refused.
     """
     try:
         file = pyarrow.parquet.ParquetFile(io.BytesIO(data))
         found, n_rows = file.schema_arrow, file.metadata.num_rows
         marks = found.metadata or {}
         if marks.get(_MARK) != str(VERSION).encode() or not found.equals(COLUMNS):
-            raise NotOurs(f"it has not the columns of version {VERSION}")
+            raise InvalidObject(f"it has not the columns of version {VERSION}")
         if not 0 < n_rows <= MAX_OBJECT_ROWS:
-            raise NotOurs(f"it has {n_rows:,} rows")
+            raise InvalidObject(f"it has {n_rows:,} rows")
         if len(described := marks.get(_FACTS, b"{}")) > MAX_FACTS_BYTES:
-            raise NotOurs(f"it describes its fabric in {len(described):,} bytes")
+            raise InvalidObject(f"it describes its fabric in {len(described):,} bytes")
         # A long text repeated in every row is small in a file, so dictionaries are checked first.
         file = pyarrow.parquet.ParquetFile(io.BytesIO(data), read_dictionary=list(_TEXTS))
         table = file.read(use_threads=False)
@@ -260,23 +260,23 @@ def checked(path: str, data: bytes) -> bytes:
         facts = _facts(json.loads(described))
         fabric_ids, contributors = (table[name].unique().to_pylist() for name in ("fabric_id", "contributor"))
     except (pyarrow.ArrowException, OSError, RecursionError) as error:
-        raise NotOurs(f"it is damaged: {' '.join(str(error).split())[:120]}") from error
+        raise InvalidObject(f"it is damaged: {' '.join(str(error).split())[:120]}") from error
     if any(column.null_count for column in table.columns) or len(fabric_ids) != 1 or len(contributors) != 1:
-        raise NotOurs("it has empty cells, or rows of several fabrics or contributors")
+        raise InvalidObject("it has empty cells, or rows of several fabrics or contributors")
     if f"fabric={_quoted(fabric_ids[0])}/" not in path:
-        raise NotOurs(f"it is of fabric {fabric_ids[0][:64]!r}, and lies elsewhere")
-    said = {_MARK: marks[_MARK], _FACTS: json.dumps(facts).encode(), _CALLED: b"unsigned", _CONTENT: b""}
+        raise InvalidObject(f"it is of fabric {fabric_ids[0][:64]!r}, and lies elsewhere")
+    metadata = {_MARK: marks[_MARK], _FACTS: json.dumps(facts).encode(), _CALLED: b"unsigned", _CONTENT: b""}
     if (signature := marks.get(_SIGNATURE)) is None:
         nobody = pyarrow.repeat(pyarrow.scalar(UNSIGNED), table.num_rows).dictionary_encode()
         table = table.set_column(0, COLUMNS.field("contributor").with_type(nobody.type), nobody)
     else:
         key, content = contributors[0], _content(table, marks)
         if not is_key(key) or not is_signed(key, signature.decode("ascii", "replace"), _DOMAIN + content):
-            raise NotOurs(f"its signature is not one of {key[:16]!r} for what is in it")
+            raise InvalidObject(f"its signature is not one of {key[:16]!r} for what is in it")
         if len(called := marks.get(_CALLED, b"").decode()) > MAX_TEXT:
-            raise NotOurs(f"its contributor is called by more than {MAX_TEXT} characters")
-        said |= {_CALLED: called.encode(), _CONTENT: content.hex().encode()}
-    table = table.replace_schema_metadata(said)
+            raise InvalidObject(f"its contributor is called by more than {MAX_TEXT} characters")
+        metadata |= {_CALLED: called.encode(), _CONTENT: content.hex().encode()}
+    table = table.replace_schema_metadata(metadata)
     sink = io.BytesIO()
     with pyarrow.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
@@ -321,17 +321,17 @@ def _refuse_texts(table: pyarrow.Table) -> None:
         for dictionary in (chunk.dictionary for chunk in table[name].chunks):
             dictionary.validate(full=True)  # refuses invalid text
             if (pyarrow.compute.max(pyarrow.compute.utf8_length(dictionary)).as_py() or 0) > MAX_TEXT:
-                raise NotOurs(f"it has a {name} of more than {MAX_TEXT} characters")
+                raise InvalidObject(f"it has a {name} of more than {MAX_TEXT} characters")
             n_bytes += table.num_rows * (pyarrow.compute.max(pyarrow.compute.binary_length(dictionary)).as_py() or 0)
     if n_bytes > MAX_UNPACKED_BYTES:
-        raise NotOurs(f"it has up to {n_bytes:,} bytes of text")
+        raise InvalidObject(f"it has up to {n_bytes:,} bytes of text")
     table.validate(full=True)
 
 
 def _facts(found: object) -> dict[str, str | int | float | bool]:
     """The part of a fabric's description that books may have."""
     if not isinstance(found, dict) or len(found) > MAX_FACTS:
-        raise NotOurs("it does not describe its fabric")
+        raise InvalidObject("it does not describe its fabric")
     return {name: value for name, value in found.items() if _is_fact(name) and _is_fact(value)}
 
 

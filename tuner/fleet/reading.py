@@ -38,8 +38,8 @@ def read_book(url: str, verifier: Verifier | None = None) -> Book:
     except Exception as error:  # of any library below fsspec
         missing = isinstance(error, FileNotFoundError)
         is_of_system = isinstance(error, OSError) and error.strerror
-        told = reason(error) if is_of_system else f"{type(error).__name__}: {reason(error)}"
-        words = "there is none" if missing else told[:160]
+        message = reason(error) if is_of_system else f"{type(error).__name__}: {reason(error)}"
+        words = "there is none" if missing else message[:160]
         raise BookError(f"cannot read the book {shown(url)}: {words}", "name its file or URL") from error
     return opened(data, shown(url), verifier)
 

@@ -33,7 +33,7 @@ FIRST_READ_S: Final = 5.0
 
 MAX_PIN_BYTES: Final = 2**20
 
-Told = dict[DecisionKey, tuple[Candidate, float, float]]
+Recommendations = dict[DecisionKey, tuple[Candidate, float, float]]
 """By key: the winning setting on other nodes, its gain (log), and the gain's standard deviation."""
 
 
@@ -114,7 +114,7 @@ class Shelf:
         """Settings that are better than NCCL's own choice by the book."""
         return 0 if self._book is None else sum(1 for _ in self._book.winners())
 
-    def told(self, fabric_id: str) -> Told:
+    def recommended_on(self, fabric_id: str) -> Recommendations:
         """The book's winners on a fabric; empty if no book was accepted yet.
 
         Waits for the first reading, but no longer than FIRST_READ_S.

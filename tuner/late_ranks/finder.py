@@ -72,7 +72,7 @@ class LateRankFinder:
         self._n_steps = 0
         self._stride = 1
 
-    def node_says(self, node: int, n_ranks: int, host: str = "", lateness: Lateness | None = None) -> None:
+    def node_reported(self, node: int, n_ranks: int, host: str = "", lateness: Lateness | None = None) -> None:
         """Another node's daemon has sent a message.
 
         Args:

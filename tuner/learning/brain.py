@@ -183,7 +183,7 @@ class Brain(Inspection):
             self.budget.earn(step.duration_us)
         if step.memory_pressure is not None and math.isfinite(step.memory_pressure):
             before = self.memory.is_short, self.memory.is_falling
-            self.memory.heard(step.memory_pressure)
+            self.memory.take_reading(step.memory_pressure)
             if self.memory.is_overbooked or (self.memory.is_short and not before[0]):
                 self._policy.connect_nothing()
             self._urgent |= before != (self.memory.is_short, self.memory.is_falling)
@@ -201,10 +201,10 @@ class Brain(Inspection):
         decisions = block[(block["flags"] & FLAG_TIMED) == 0]
         steps, message_bytes = decisions["step"].astype(np.int64), decisions["message_bytes"].astype(np.int64)
         self._step_feedback.kinds.moved_bytes.add(steps, message_bytes)
-        told = decisions[decisions["memory_pressure"] >= 0]
-        if len(told):
-            self.memory.filled(told)
-            self._keys.meet_proven(told[np.isin(told["collective"], TUNABLE) & np.isin(told["phase"], [*Phase])])
+        known = decisions[decisions["memory_pressure"] >= 0]
+        if len(known):
+            self.memory.filled(known)
+            self._keys.meet_proven(known[np.isin(known["collective"], TUNABLE) & np.isin(known["phase"], [*Phase])])
             self._meet_new_keys()
         if self._fingerprint.add_records(block):
             self._urgent = True
@@ -234,7 +234,7 @@ class Brain(Inspection):
         self._policy.trial_cost.connection_us = self._accounting.connection_us
         self._policy.trial_cost.traffic = self._keys.traffic()
         is_new = self._step_feedback.is_new
-        canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
+        canaries_only = is_new or (self._asks_book and bool(self.knowledge.recommendations))
         self._asks_book &= is_new
         is_frozen = 0 < self.settings.tune_steps <= self._step
         if self.settings.explore and not is_frozen:

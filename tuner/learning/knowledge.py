@@ -92,13 +92,13 @@ class Knowledge:
         self._cells = {(collective, *cell_of(one)) for collective, one in every if not one.chunk_bytes}
         self._gains = _gains_by_key([*by_job] or [statistics])
         self._has_chunk_sizes = any(line.candidate.chunk_bytes for line in statistics)
-        self.told: Mapping[DecisionKey, tuple[Candidate, float, float]] = {}
-        self.told_by = ""
+        self.recommendations: Mapping[DecisionKey, tuple[Candidate, float, float]] = {}
+        self.recommended_by = ""
 
-    def with_told(self, told: Mapping[DecisionKey, tuple[Candidate, float, float]], by: str) -> Knowledge:
+    def with_recommendations(self, winners: Mapping[DecisionKey, tuple[Candidate, float, float]], by: str) -> Knowledge:
         """The same, completed by what others (`by`) say: by key a setting, its gain (log) and its doubt."""
         both = copy.copy(self)
-        both.told, both.told_by = told, by
+        both.recommendations, both.recommended_by = winners, by
         return both
 
     def without_chunk_sizes(self) -> Knowledge:
@@ -281,11 +281,11 @@ class Knowledge:
 
     def canary(self, key: DecisionKey) -> tuple[Candidate, float] | None:
         """The setting that others recommend for a key, and its gain (log), if this fabric's earlier jobs have none."""
-        told = self.told.get(key)
-        if told is None or self.promising(key) is not None:
+        recommended = self.recommendations.get(key)
+        if recommended is None or self.promising(key) is not None:
             return None
-        known = self._by_key.get(key, {}).get(told[0])
-        return told[:2] if known is None or known.n_calls < MIN_COUNT else None
+        known = self._by_key.get(key, {}).get(recommended[0])
+        return recommended[:2] if known is None or known.n_calls < MIN_COUNT else None
 
 
 _Key = TypeVar("_Key")

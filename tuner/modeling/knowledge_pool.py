@@ -76,11 +76,11 @@ class KnowledgePool:
         """
         if not statistics:
             return
-        told = Shared(VERSION, fabric_id, _undated(statistics), [_undated(lines) for lines in by_job])
+        shared = Shared(VERSION, fabric_id, _undated(statistics), [_undated(lines) for lines in by_job])
         path = self._folder / str(os.getuid()) / _name(fabric_id)
         try:
             with atomic_write(path) as partial:
-                partial.write_bytes(msgspec.msgpack.encode(told))
+                partial.write_bytes(msgspec.msgpack.encode(shared))
                 partial.chmod(0o644)
         except OSError as error:
             _log.warning("what was measured cannot be shared in %s: %s", path, error.strerror)

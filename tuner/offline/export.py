@@ -165,12 +165,12 @@ def export_plan(store_path: Path, out: Path, job_id: str | None = None) -> list[
         StoreError: the store cannot be read.
     """
     with Store.open(store_path, read_only=True) as store:
-        file, told = learned_plan(store, job_id)
+        file, notes = learned_plan(store, job_id)
     write_plan(out, file)
     remarks = [
         f"{counted(len(file.plan.rows), 'row')} of job {file.job_id} written to {out};"
         f" use: zerotune launch --plan {out} -- ...",
-        *told,
+        *notes,
     ]
     return remarks
 
@@ -190,9 +190,9 @@ def export_table(to: str, store_path: Path, out: Path, job_id: str | None = None
         StoreError: the store cannot be read.
     """
     with Store.open(store_path, read_only=True) as store:
-        file, told = learned_plan(store, job_id)
+        file, notes = learned_plan(store, job_id)
     whose = f" of job {file.job_id}" if to == "nvidia-csv" else ""
-    return [*write_table(to, file.plan.rows, out, whose), *told]
+    return [*write_table(to, file.plan.rows, out, whose), *notes]
 
 
 def export_measurements(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:

@@ -402,16 +402,16 @@ def _brains(clock: Callable[[], float], settings: BrainSettings | None) -> Brain
     return make
 
 
-def _of_job(usual: BrainSettings, told: JobOptions) -> BrainSettings:
+def _of_job(usual: BrainSettings, given: JobOptions) -> BrainSettings:
     from msgspec.structs import replace
 
     return replace(
         usual,
-        shadow=usual.shadow or told.shadow,
-        tune_steps=told.tune_steps or usual.tune_steps,
-        compare_steps=told.compare_steps or usual.compare_steps,
-        own_steps=told.own_steps,
-        chunk_sizes=told.chunk_sizes,
+        shadow=usual.shadow or given.shadow,
+        tune_steps=given.tune_steps or usual.tune_steps,
+        compare_steps=given.compare_steps or usual.compare_steps,
+        own_steps=given.own_steps,
+        chunk_sizes=given.chunk_sizes,
     )
 
 
@@ -425,11 +425,11 @@ def _loader(pool_folder: Path | None, shelf: Shelf | None) -> Loader:
         import scipy.special  # noqa: F401 - takes 0.3 s: here on the learner's thread, not in the first decision
 
         known = Knowledge.from_store(store, fabric_id, pool)
-        if shelf is not None and (told := shelf.told(fabric_id)):
-            return known.with_told(told, "the fleet's book")
+        if shelf is not None and (recommended := shelf.recommended_on(fabric_id)):
+            return known.with_recommendations(recommended, "the fleet's book")
         if (other := same_machine(store.fabrics(), fabric_id)) is not None:
             there = Knowledge.from_store(store, other).without_chunk_sizes()
-            return known.with_told(there.winners(), "this machine with other variables")
+            return known.with_recommendations(there.winners(), "this machine with other variables")
         return known
 
     return load

@@ -115,8 +115,8 @@ def make_keys(folder: Path) -> None:
     """
     names = ("server.key", "server.key_secret", "client.key", "client.key_secret")
     # Contents come before their folder: this is the order in which they are removed again.
-    ours = (folder / "clients" / "client.key", *(folder / name for name in names), folder / "clients", folder)
-    new = [path for path in ours if not path.exists()]
+    own = (folder / "clients" / "client.key", *(folder / name for name in names), folder / "clients", folder)
+    new = [path for path in own if not path.exists()]
     if any(folder / name not in new for name in names) or list(folder.glob("*.key_secret")):
         raise UserError(f"there are keys in {folder} already", "name another folder, or remove them")
     try:

@@ -42,7 +42,7 @@ _log = logging.getLogger("zerotune.service")
 MAX_BACKLOG: Final = 10_000
 MAX_BACKLOG_BYTES: Final = 16 * 2**20
 RATE_PERIOD_S: Final = 2.0
-GREETED_S: Final = 3.0
+HELLO_TIMEOUT_S: Final = 3.0
 """All ranks with an agent greet within this time of each other; it is longer than a joiner's timeout.
 
 Each rank greets once a second, and looks once a second for a missing daemon.
@@ -62,7 +62,7 @@ MISSING_AFTER_S: Final = 10.0
 class RankSession(msgspec.Struct):
     """A connected rank."""
 
-    heard_at_s: float
+    last_message_at_s: float
     n_dropped: int = 0
 
 
@@ -118,8 +118,8 @@ class Job:
         """The first rank whose script an exception ended, and the exception's type."""
         self._passages: dict[int, Passages] = {}
         """Counts of each rank that ever reported here."""
-        self._told: tuple[Passages, Lateness] = Passages(), Lateness()
-        self._told_at_s = now_s
+        self._recorded: tuple[Passages, Lateness] = Passages(), Lateness()
+        self._recorded_at_s = now_s
         self._brain: Brain | None = None
         self._backlog: list[Callable[[Brain], None]] = []
         self._backlog_bytes = 0
@@ -157,12 +157,12 @@ class Job:
         except Exception as error:
             self._brain_failed(error)
         if self.highest_epoch:
-            self.tell(lambda brain: brain.adopted(self.highest_epoch, self.step))
+            self.call_brain(lambda brain: brain.adopted(self.highest_epoch, self.step))
         backlog, self._backlog, self._backlog_bytes = self._backlog, [], 0
         for event in backlog:
-            self.tell(event)
+            self.call_brain(event)
 
-    def tell(self, event: Callable[[Brain], None], n_bytes: int = 0) -> None:
+    def call_brain(self, event: Callable[[Brain], None], n_bytes: int = 0) -> None:
         """Call the brain; if it raises, tuning of this job stops.
 
         Args:
@@ -200,7 +200,7 @@ class Job:
             self._missing_evidence = missing_after(self.step, brain.missing_evidence)
 
         if self._brain is not None:
-            self.tell(ask)
+            self.call_brain(ask)
         self._last_decisions.extend(headline(decision) for decision in decided if not decision.is_control)
         for one in decided:
             if one.kind == DecisionKind.freeze:
@@ -219,7 +219,7 @@ class Job:
         def swap(brain: Brain) -> None:
             brain.knowledge = knowledge
 
-        self.tell(swap)
+        self.call_brain(swap)
 
     def observe(self, rank: int, records: NDArray[np.void]) -> None:
         """Records (OBSERVATION, shape [n]) that `rank` sent."""
@@ -229,7 +229,7 @@ class Job:
             sane = (records["message_bytes"] > 0) & (records["message_bytes"] < 2**62)
             block = records if sane.all() else records[sane]
             self.misaligned_sizes.observe(block)
-            self.tell(lambda brain: brain.sequence(block), block.nbytes)
+            self.call_brain(lambda brain: brain.sequence(block), block.nbytes)
 
     def passed_by(self, rank: int, passages: Passages) -> None:
         """Take in `rank`'s counts of all its calls so far, tuned and not tuned."""
@@ -245,11 +245,11 @@ class Job:
 
     def news(self, now_s: float, *, at_once: bool = False) -> tuple[Passages, Lateness] | None:
         """The counts of calls and the late ranks, if the store should record them now."""
-        if not at_once and now_s - self._told_at_s < NEWS_EVERY_S:
+        if not at_once and now_s - self._recorded_at_s < NEWS_EVERY_S:
             return None
-        self._told_at_s = now_s
-        known, self._told = self._told, (summed(self._passages.values()), self.lateness())
-        return None if self._told == known else self._told
+        self._recorded_at_s = now_s
+        known, self._recorded = self._recorded, (summed(self._passages.values()), self.lateness())
+        return None if self._recorded == known else self._recorded
 
     def reporter_came(self, now_s: float) -> None:
         """A rank or another node's daemon has come, and others may follow."""
@@ -275,7 +275,7 @@ class Job:
     def _settle(self, now_s: float) -> None:
         """Settle who reports to this daemon, if it is time."""
         # Forwarded observations must arrive before the leading daemon's joiner gives up.
-        patience_s = SETTLE_S if self.uplink.is_alive(now_s) else GREETED_S
+        patience_s = SETTLE_S if self.uplink.is_alive(now_s) else HELLO_TIMEOUT_S
         if not self._is_settled and (self.n_ranks_here >= self.n_ranks or now_s - self.changed_at_s >= patience_s):
             if len(self.ranks) + len(self.nodes) < self._n_settled:
                 self.joiner.member_is_gone()
@@ -301,7 +301,7 @@ class Job:
             self._step_us.append(step.duration_us)
             if step.exposed_us is not None:
                 self._exposed_us.append(step.exposed_us)
-        self.tell(lambda brain: brain.step_finished(step))
+        self.call_brain(lambda brain: brain.step_finished(step))
 
     def adopt(self, epoch: int, step: int) -> None:
         """All ranks run under `epoch` from `step` on."""
@@ -310,7 +310,7 @@ class Job:
         self.epoch, self._epoch_since_step = epoch, step
         if self.offer is not None and self.offer.epoch <= epoch:
             self.offer = None
-        self.tell(lambda brain: brain.adopted(epoch, step))
+        self.call_brain(lambda brain: brain.adopted(epoch, step))
 
     def take_name(self, name: str) -> bool:
         """Take `name` unless it is empty or the job has one; return whether it was taken. Ranks may not know it."""
@@ -332,9 +332,9 @@ class Job:
 
     def status(self, now_s: float) -> JobStatus:
         """The job's part of `zerotune status`."""
-        heard_at_s = [(rank, session.heard_at_s) for rank, (_, session) in self.ranks.items()]
-        heard_at_s += [(node.rank, node.heard_at_s) for node in self.nodes.values() for _ in range(node.n_ranks)]
-        silent = self.silent_ranks.describe(heard_at_s, now_s)
+        latest = [(rank, session.last_message_at_s) for rank, (_, session) in self.ranks.items()]
+        latest += [(node.rank, node.last_message_at_s) for node in self.nodes.values() for _ in range(node.n_ranks)]
+        silent = self.silent_ranks.describe(latest, now_s)
         failed = self.failure and f"failed ({self.failure})"
         problem = failed or self.trouble or silent or self._forwards(now_s) or self._missing(now_s)
         health = problem or self._stepless() or self._crowded() or "ok"
@@ -362,7 +362,7 @@ class Job:
             misaligned=self.misaligned_sizes.found,
             missing_evidence=self._missing_evidence,
             frozen_since=self._frozen_since,
-            heard_s_ago=max([self.silent_ranks.oldest_s(now_s), *(now_s - at_s for _, at_s in heard_at_s)]),
+            heard_s_ago=max([self.silent_ranks.oldest_s(now_s), *(now_s - at_s for _, at_s in latest)]),
         )
 
     def _forwards(self, now_s: float) -> str:

@@ -47,7 +47,7 @@ class NodeSession(msgspec.Struct):
     rank: int
     """Lowest rank on that node; the joiner knows the reporter by it."""
     n_ranks: int
-    heard_at_s: float
+    last_message_at_s: float
 
 
 class Uplink:
@@ -56,8 +56,8 @@ class Uplink:
     def __init__(self, job_id: str, uplinks: UplinksLike) -> None:
         self._job_id = job_id
         self._uplinks = uplinks
-        self._told_at_s = float("-inf")
-        self._heard_at_s = float("-inf")
+        self._sent_at_s = float("-inf")
+        self._last_message_at_s = float("-inf")
         self.endpoint = ""
         """Endpoint of the leading daemon; empty: it is unknown, or this daemon leads."""
 
@@ -65,25 +65,25 @@ class Uplink:
         """Set the leading daemon's address; empty: this daemon leads."""
         if endpoint != self.endpoint:
             self._uplinks.close(self._job_id)
-            self._told_at_s = self._heard_at_s = float("-inf")
+            self._sent_at_s = self._last_message_at_s = float("-inf")
             self.endpoint = endpoint
 
     def is_alive(self, now_s: float) -> bool:
         """Whether the leading daemon has answered lately, so that it measures this job."""
-        return now_s - self._heard_at_s < UPLINK_TIMEOUT_S
+        return now_s - self._last_message_at_s < UPLINK_TIMEOUT_S
 
-    def heard(self, now_s: float) -> None:
+    def received(self, now_s: float) -> None:
         """A message of the leading daemon has come."""
-        self._heard_at_s = now_s
+        self._last_message_at_s = now_s
 
-    def greet(self, now_s: float, rank: int, n_ranks: int, news: Callable[[], tuple[str, Lateness]]) -> None:
+    def hello(self, now_s: float, rank: int, n_ranks: int, news: Callable[[], tuple[str, Lateness]]) -> None:
         """Greet the leading daemon, at most once per FORWARD_EVERY_S.
 
         Args:
             news: called for each greeting; returns this node's name and its late ranks.
         """
-        if self.endpoint and now_s - self._told_at_s >= FORWARD_EVERY_S:
-            self._told_at_s = now_s
+        if self.endpoint and now_s - self._sent_at_s >= FORWARD_EVERY_S:
+            self._sent_at_s = now_s
             node, lateness = news()
             message = Forwarded(self._job_id, rank, n_ranks, 0, node, lateness if lateness.n_steps else None)
             self._uplinks.send(self._job_id, self.endpoint, message, b"")

@@ -15,7 +15,7 @@ LOOK_EVERY_S: Final = 1.0
 """Polling interval on kernels without pidfd (before 5.3)."""
 
 
-def tell_ready(ready_fd: int | None = None) -> None:
+def report_ready(ready_fd: int | None = None) -> None:
     """Report that ranks are served: to systemd if it started this process (`Type=notify`), and at a descriptor.
 
     Args:

@@ -146,7 +146,7 @@ class Service:
         rank, session = owner[1], job.ranks[owner[1]][1]
         if getattr(message, "job_id", job.job_id) != job.job_id or getattr(message, "rank", rank) != rank:
             return self._refuse(sender, "NotYours", f"this connection is rank {rank} of job {job.job_id}")
-        session.heard_at_s = self._clock()
+        session.last_message_at_s = self._clock()
         if isinstance(message, Observations) and records is not None:
             session.n_dropped = message.n_dropped
             if message.passages is not None:
@@ -154,9 +154,9 @@ class Service:
             if not len(records):
                 return []
             job.observe(rank, records)
-            job.next_tick_s = min(job.next_tick_s, session.heard_at_s + JOIN_EVERY_S)
+            job.next_tick_s = min(job.next_tick_s, session.last_message_at_s + JOIN_EVERY_S)
         elif isinstance(message, CostTables) and records is not None and rank == job.lead_rank:
-            job.tell(lambda brain: brain.cost_tables(records), records.nbytes)
+            job.call_brain(lambda brain: brain.cost_tables(records), records.nbytes)
         elif isinstance(message, Steps) and rank == job.lead_rank:
             job.cached_share = message.cached_share
             return self._steps(job, message.steps)
@@ -200,7 +200,7 @@ class Service:
         job = self._jobs.get(job_id)
         if job is None or not job.uplink.endpoint:
             return []
-        job.uplink.heard(self._clock())
+        job.uplink.received(self._clock())
         if isinstance(message, Bell):
             return [(sender, Bell(job_id, message.number)) for sender, _ in job.ranks.values()]
         if not isinstance(message, Observe):
@@ -223,7 +223,7 @@ class Service:
         for job in self._jobs.values():
             sessions: list[RankSession | NodeSession] = [session for _, session in job.ranks.values()]
             for session in [*sessions, *job.nodes.values()]:
-                session.heard_at_s = min(now_s, session.heard_at_s + held_up_s)
+                session.last_message_at_s = min(now_s, session.last_message_at_s + held_up_s)
 
     def model_ready(self, fabric_id: str, knowledge: object) -> None:
         """Take the learner's result; jobs of the fabric use it from now on."""
@@ -239,20 +239,20 @@ class Service:
 
     def _tick_job(self, job: Job, now_s: float, *, give_up: bool = False) -> Iterator[list[Reply]]:
         """One job's tick, in slices between which messages can be answered."""
-        job.uplink.greet(now_s, job.lead_rank, len(job.ranks), job.node_news)
+        job.uplink.hello(now_s, job.lead_rank, len(job.ranks), job.node_news)
         yield from self._use(job, job.join(now_s, give_up=give_up))
         job.measure_rate(now_s)
         if (news := job.news(now_s)) is not None:
             self._store.update_job(job.job_id, passages=news[0], lateness=news[1])
         replies = self._windows(job)
         for sender, node in list(job.nodes.items()):
-            if now_s - node.heard_at_s > RANK_TIMEOUT_S:
-                job.silent_ranks.node_gone(node.rank, node.heard_at_s)
+            if now_s - node.last_message_at_s > RANK_TIMEOUT_S:
+                job.silent_ranks.node_gone(node.rank, node.last_message_at_s)
                 self._node_leaves(job, sender)
         for rank, (sender, session) in list(job.ranks.items()):
-            if now_s - session.heard_at_s > RANK_TIMEOUT_S:
+            if now_s - session.last_message_at_s > RANK_TIMEOUT_S:
                 _log.info("rank %d of job %s is silent: taken as gone", rank, job.job_id)
-                job.silent_ranks.rank_gone(rank, session.heard_at_s)
+                job.silent_ranks.rank_gone(rank, session.last_message_at_s)
                 self._leave(sender)
         yield replies
 
@@ -269,7 +269,7 @@ class Service:
         if len(block):
             self._record(job, block)
             yield []
-            job.tell(lambda brain: brain.observe(block), block.nbytes)
+            job.call_brain(lambda brain: brain.observe(block), block.nbytes)
             yield []
         yield self._think(job)
 
@@ -294,7 +294,7 @@ class Service:
             if remaining := job.windows.remaining(job.step):
                 replies.append((sender, Observe(job.job_id, remaining)))
         job.nodes[sender] = NodeSession(message.rank, message.n_ranks, now_s)
-        job.late_ranks.node_says(message.rank, message.n_ranks, message.node, message.lateness)
+        job.late_ranks.node_reported(message.rank, message.n_ranks, message.node, message.lateness)
         if len(records):
             job.observe(message.rank, records)
             job.next_tick_s = min(job.next_tick_s, now_s + JOIN_EVERY_S)
@@ -313,10 +313,10 @@ class Service:
             return self._refuse(sender, "BadHello", problem or f"{MAX_SESSIONS} ranks are connected already")
         job = self._jobs.get(hello.job_id)
         if self._senders.get(sender) == (hello.job_id, hello.rank) and job is not None:
-            job.ranks[hello.rank][1].heard_at_s = now_s
+            job.ranks[hello.rank][1].last_message_at_s = now_s
             self._find_leader(job, hello)
-            is_told = hello.rank == 0 and job.shadow
-            return [(sender, msgspec.structs.replace(self._welcome, shadow=job.shadow) if is_told else self._welcome)]
+            is_shadow = hello.rank == 0 and job.shadow
+            return [(sender, msgspec.structs.replace(self._welcome, shadow=job.shadow) if is_shadow else self._welcome)]
         if sender in self._senders:
             self._leave(sender)
             job = self._jobs.get(hello.job_id)
@@ -404,12 +404,11 @@ class Service:
             self._share(job.fabric_id, job.fabric, job.job_id, block)
         self.learning.measured(job.fabric_id, len(block))
 
-    def _ended_unannounced(self, said: Goodbye) -> None:
+    def _ended_unannounced(self, goodbye: Goodbye) -> None:
         """A rank leaves that never greeted this new daemon: record its job as ended."""
-        if said.job_id not in self._jobs:
-            self._store.update_job(
-                said.job_id, ended_at_s=self._clock(), is_lost=False, failure=failure_of(said.rank, said.failure)
-            )
+        if goodbye.job_id not in self._jobs:
+            failure = failure_of(goodbye.rank, goodbye.failure)
+            self._store.update_job(goodbye.job_id, ended_at_s=self._clock(), is_lost=False, failure=failure)
 
     def _leave(self, sender: bytes) -> None:
         job_id, rank = self._senders.pop(sender)
@@ -424,7 +423,7 @@ class Service:
         job.uplink.end(rank)
         passages, lateness = job.news(self._clock(), at_once=True) or (None, None)
         end = self.absent_jobs.has_ended(
-            job_id, job.name, job.step, silent_since_s=job.silent_ranks.heard_at_s, failure=job.failure
+            job_id, job.name, job.step, silent_since_s=job.silent_ranks.last_message_at_s, failure=job.failure
         )
         self._store.update_job(
             job_id,

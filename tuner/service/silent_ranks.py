@@ -16,13 +16,13 @@ class SilentRanks:
         self._ranks: dict[int, float] = {}
         self._nodes: dict[int, float] = {}
 
-    def rank_gone(self, rank: int, heard_at_s: float) -> None:
-        """The rank counts as gone; it sent its last message at `heard_at_s`."""
-        self._ranks[rank] = heard_at_s
+    def rank_gone(self, rank: int, last_message_at_s: float) -> None:
+        """The rank counts as gone; it sent its last message at `last_message_at_s`."""
+        self._ranks[rank] = last_message_at_s
 
-    def node_gone(self, rank: int, heard_at_s: float) -> None:
-        """The daemon of that rank's node counts as gone; it sent its last message at `heard_at_s`."""
-        self._nodes[rank] = heard_at_s
+    def node_gone(self, rank: int, last_message_at_s: float) -> None:
+        """The daemon of that rank's node counts as gone; it sent its last message at `last_message_at_s`."""
+        self._nodes[rank] = last_message_at_s
 
     def rank_is_here(self, rank: int) -> None:
         """The rank has greeted (again)."""
@@ -33,7 +33,7 @@ class SilentRanks:
         self._nodes.pop(rank, None)
 
     @property
-    def heard_at_s(self) -> float | None:
+    def last_message_at_s(self) -> float | None:
         """The earliest time of a last message among gone ranks of this node; None: none is gone."""
         return min(self._ranks.values(), default=None)
 
@@ -41,9 +41,9 @@ class SilentRanks:
         """How long the first gone rank or daemon has been silent; 0: none is gone."""
         return max((now_s - at_s for at_s in (*self._ranks.values(), *self._nodes.values())), default=0.0)
 
-    def describe(self, heard_at_s: Iterable[tuple[int, float]], now_s: float) -> str:
-        """The silent ranks in words; empty: none. `heard_at_s`: (rank, time of its last message) of connected ranks."""
-        silent = sorted(rank for rank, at_s in heard_at_s if now_s - at_s > SILENT_AFTER_S)
+    def describe(self, last_messages: Iterable[tuple[int, float]], now_s: float) -> str:
+        """The silent ranks in words, or empty. `last_messages`: (rank, its last message's time) of connected ranks."""
+        silent = sorted(rank for rank, at_s in last_messages if now_s - at_s > SILENT_AFTER_S)
         if self._ranks:
             gone = sorted(self._ranks)
             who = f"rank {gone[0]}" if len(gone) == 1 else f"ranks {', '.join(map(str, gone[:4]))}"

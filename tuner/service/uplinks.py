@@ -75,8 +75,8 @@ class Uplinks(UplinksLike):
             except (zmq.ZMQError, WireError) as error:
                 self._n_ignored += 1
                 if is_logged(self._n_ignored):
-                    told = "ignored message %d of other nodes' daemons, of the one that leads job %s: %s"
-                    _log.warning(told, self._n_ignored, printable(job_id), error)
+                    text = "ignored message %d of other nodes' daemons, of the one that leads job %s: %s"
+                    _log.warning(text, self._n_ignored, printable(job_id), error)
         return received
 
     def close(self, job_id: str | None = None) -> None:

@@ -161,15 +161,15 @@ def placed(rows: Block, user_facts: UserFacts, summary: Summary) -> Block:
 
 def _overrule(rows: Block, user_facts: UserFacts, summary: Summary) -> None:
     """Replace a file's ranks and nodes by the user's, unless the file states several."""
-    for name, option, said in (
+    for name, option, given in (
         ("n_ranks", "--ranks", user_facts.n_ranks),
         ("n_nodes", "--nodes", user_facts.n_nodes),
     ):
         stated = np.unique(rows[name][rows[name] > 0])
-        if said is not None and len(stated) == 1 and stated[0] != said:
+        if given is not None and len(stated) == 1 and stated[0] != given:
             what = f"{stated[0]} {name.removeprefix('n_')}"
-            summary.note(f"the file says or implies {what}, {option} {said}: {option} was used")
-            rows[name] = said
+            summary.note(f"the file says or implies {what}, {option} {given}: {option} was used")
+            rows[name] = given
 
 
 def _place(rows: Block, user_facts: UserFacts, summary: Summary, fewest_ranks: int = 1) -> NDArray[np.bool_]:
@@ -179,14 +179,14 @@ def _place(rows: Block, user_facts: UserFacts, summary: Summary, fewest_ranks: i
             summary.note(f"the file tells its numbers of ranks: --ranks {user_facts.n_ranks} was not used for them")
         rows["n_ranks"][rows["n_ranks"] == 0] = user_facts.n_ranks
     if user_facts.n_nodes is not None:
-        told = rows["n_nodes"][(rows["n_nodes"] > 0) & (rows["n_nodes"] != user_facts.n_nodes)]
-        if len(told):
+        others = rows["n_nodes"][(rows["n_nodes"] > 0) & (rows["n_nodes"] != user_facts.n_nodes)]
+        if len(others):
             summary.note(f"the file tells its number of nodes: --nodes {user_facts.n_nodes} was not used for it")
-        unsaid = (rows["n_nodes"] == 0) & (rows["n_ranks"] > 1)
-        fewest = int(rows["n_ranks"][unsaid if unsaid.any() else rows["n_ranks"] > 1].min(initial=UNKNOWN_U4))
+        unstated = (rows["n_nodes"] == 0) & (rows["n_ranks"] > 1)
+        fewest = int(rows["n_ranks"][unstated if unstated.any() else rows["n_ranks"] > 1].min(initial=UNKNOWN_U4))
         if fewest < user_facts.n_nodes:
             raise UserError(f"{fewest} ranks cannot be on {user_facts.n_nodes} nodes", "mend --nodes")
-        rows["n_nodes"][unsaid] = user_facts.n_nodes
+        rows["n_nodes"][unstated] = user_facts.n_nodes
     has_ranks = rows["n_ranks"] >= fewest_ranks
     known = has_ranks & (rows["n_nodes"] > 0)
     possible: NDArray[np.bool_] = rows["n_nodes"] <= rows["n_ranks"]

@@ -107,8 +107,8 @@ def rank_count(stated: int, implied: Implied, listed: Sequence[int] | None = Non
     if stated and not implied.least <= stated <= implied.most:
         return RankCount(0, contradiction=f"{stated} ranks are stated, but {ratio}")
     if least > (n_ranks or implied.most):
-        said = f"{stated} are stated" if stated else ratio
-        return RankCount(0, contradiction=f"rank {least - 1} is listed, but {said}")
+        basis = f"{stated} are stated" if stated else ratio
+        return RankCount(0, contradiction=f"rank {least - 1} is listed, but {basis}")
     if not n_ranks:
         return RankCount(0)
     if numbers and len(numbers) < n_ranks:
@@ -160,12 +160,12 @@ class RunRanks:
         return each.pop() if len(each) == 1 and self.count is not None and self.count.is_complete else 0
 
 
-def agreed(told: Mapping[str, int | None]) -> RankCount:
+def agreed(by_source: Mapping[str, int | None]) -> RankCount:
     """The ranks of one call's communicator if all sources agree; a source without a number has None or 0."""
-    known = {what: n_ranks for what, n_ranks in told.items() if n_ranks}
+    known = {what: n_ranks for what, n_ranks in by_source.items() if n_ranks}
     if len(set(known.values())) > 1:
-        said = ", ".join(f"{n_ranks} by {what}" for what, n_ranks in known.items())
-        return RankCount(0, contradiction=f"the numbers of ranks of a group contradict each other: {said}")
+        sources = ", ".join(f"{n_ranks} by {what}" for what, n_ranks in known.items())
+        return RankCount(0, contradiction=f"the numbers of ranks of a group contradict each other: {sources}")
     return RankCount(next(iter(known.values()), 0))
 
 

@@ -107,7 +107,7 @@ def total_bytes(collective: Collective, in_bytes: int | None, out_bytes: int | N
 def sized_call(
     collective: Collective,
     sides: Sequence[int | None],
-    told: Mapping[str, int | None],
+    by_source: Mapping[str, int | None],
     summary: Summary,
     file_name: str,
 ) -> tuple[int | None, int]:
@@ -117,8 +117,8 @@ def sized_call(
     """
     small, large = sorted(side or 0 for side in sides)
     implied = large // small if collective in (*_JOINING, *_DIVIDING) and small and large % small == 0 else None
-    count = agreed({**told, f"the sizes of its {collective.name}": implied})
-    summary.tell(count, file_name)
+    count = agreed({**by_source, f"the sizes of its {collective.name}": implied})
+    summary.note_ranks(count, file_name)
     in_bytes, out_bytes = sides
     return total_bytes(collective, in_bytes, out_bytes, count.n_ranks), count.n_ranks
 
@@ -201,7 +201,7 @@ class Summary:
         """The reason, with the first examples."""
         return ", such as ".join(filter(None, (reason.value, ", ".join(self.examples.get(reason, ())))))
 
-    def tell(self, count: RankCount, file_name: str) -> None:
+    def note_ranks(self, count: RankCount, file_name: str) -> None:
         """Note what is wrong with a file's ranks, or why their number is unknown."""
         if count.remark:
             self.note(f"{file_name}: {count.remark}")

@@ -265,9 +265,9 @@ def read_trace(path: str | Path, format_name: str | None = None, *, collective: 
             left_out.append(file.name)  # a README beside the traces, for example
             refusals.append(error)
     denied = [error for error in refusals if isinstance(error, TraceAccessError)]
-    ours = [error for name, error in zip(left_out, refusals, strict=True) if name.endswith(TRACE_SUFFIX)]
-    if not files and (denied or ours or len(refusals) == 1):
-        raise [*denied, *ours, *refusals][0]
+    own = [error for name, error in zip(left_out, refusals, strict=True) if name.endswith(TRACE_SUFFIX)]
+    if not files and (denied or own or len(refusals) == 1):
+        raise [*denied, *own, *refusals][0]
     if not files:
         raise TraceError(f"{path} holds no trace of a known format", "docs/reference/formats.md lists the formats")
     first = {file_format.name: file for file, file_format in reversed(files)}

@@ -17,7 +17,7 @@ from ..stages.unit import Unit
 from .agreement import Boundaries
 from .choices import DEEPEST, Choices, StepSettings, ladder
 from .measures import clock_of, free_bytes_of
-from .variants import READY_AFTER, Variants, say, why_not
+from .variants import READY_AFTER, Variants, log_on_rank_0, why_not
 
 
 class Autotuner:
@@ -50,7 +50,7 @@ class Autotuner:
         self._n_steps = 0
         if wanted := settings.communicator_variants:
             if why := why_not(flats[0].group):
-                say(logging.WARNING, "gathers stay on their process group: %s", why)
+                log_on_rank_0(logging.WARNING, "gathers stay on their process group: %s", why)
             else:
                 self._variants = Variants(flats[0].group, self._device, wanted, self._greatest)
         self._adopt(begin)

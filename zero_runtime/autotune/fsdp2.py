@@ -34,7 +34,7 @@ from ..errors import SettingsError
 from .agreement import Boundaries
 from .choices import Choices, StepSettings
 from .measures import UNLIMITED_BYTES, clock_of
-from .variants import READY_AFTER, Variants, logger, reason, say, why_not
+from .variants import READY_AFTER, Variants, log_on_rank_0, logger, reason, why_not
 
 LAST_MEETING: Final = 16 * READY_AFTER
 """Passes after which ranks no longer wait for an optimizer that has not stepped twice."""
@@ -84,7 +84,7 @@ class Gathers:
             why = reason(error)
         self._is_over = bool(why)
         if why:
-            self._say_left(why)
+            self._log_left(why)
         else:
             self._unhook = register_optimizer_step_post_hook(self._stepped).remove
 
@@ -207,14 +207,14 @@ class Gathers:
         self._is_over = True
         self._unhook()
         if why:
-            self._say_left(why)
+            self._log_left(why)
 
     def _destroy(self) -> None:
         self._now_us()  # nothing is under way
         self._variants.keep(0)
 
-    def _say_left(self, why: str) -> None:
-        say(logging.WARNING, LEFT, self.group.group_name, why)
+    def _log_left(self, why: str) -> None:
+        log_on_rank_0(logging.WARNING, LEFT, self.group.group_name, why)
 
     def _meet(self, numbers: Sequence[int]) -> list[int]:
         """The maximum over all ranks of each number.

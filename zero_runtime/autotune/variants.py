@@ -26,7 +26,7 @@ RESERVE_BYTES: Final = 1 << 30
 """Device memory that must stay free beside a variant's communicator; twice as much before it is created."""
 
 
-def say(level: int, message: str, *values: object) -> None:
+def log_on_rank_0(level: int, message: str, *values: object) -> None:
     """Rank 0 logs a line."""
     if dist.get_rank() == 0:
         logger.log(level, "zerotune: " + message, *values)
@@ -83,7 +83,7 @@ class Variants:
         """
         for number, config in enumerate(self._wanted, 1):
             if why := self._try_to_make(number, config):
-                say(logging.WARNING, "gathers do not try %s: %s", shown(config), why)
+                log_on_rank_0(logging.WARNING, "gathers do not try %s: %s", shown(config), why)
         return tuple(self.groups)
 
     def _try_to_make(self, number: int, config: Mapping[str, int]) -> str:
@@ -102,7 +102,7 @@ class Variants:
         if not why:
             taken_mb = max(0, before_bytes - left_bytes) / 1e6
             text = "the communicator with %s took %.0f MB of device memory on the fullest rank"
-            say(logging.INFO, text, name, taken_mb)
+            log_on_rank_0(logging.INFO, text, name, taken_mb)
         elif number in self.groups:
             dist.destroy_process_group(self.groups.pop(number))
         return why
@@ -181,8 +181,8 @@ class Variants:
         )
         percent, doubt = 100 * -math.expm1(judged.difference), 100 * judged.doubt
         if judged.is_faster:
-            say(logging.INFO, "gathers use %s: steps %.1f %% ± %.1f faster than with %s",
+            log_on_rank_0(logging.INFO, "gathers use %s: steps %.1f %% ± %.1f faster than with %s",
                 tried, percent, doubt, against)  # fmt: skip
         else:
-            say(logging.INFO, "gathers stay with %s: steps %.1f %% ± %.1f %s with %s",
+            log_on_rank_0(logging.INFO, "gathers stay with %s: steps %.1f %% ± %.1f %s with %s",
                 against, abs(percent), doubt, "faster" if percent > 0 else "slower", tried)  # fmt: skip

@@ -111,7 +111,7 @@ def agree_on_model(description: str, group: dist.ProcessGroup, device: torch.dev
         )
 
 
-def tell_others(mistake: SettingsError, model: nn.Module, group: dist.ProcessGroup) -> None:
+def report_mistake(mistake: SettingsError, model: nn.Module, group: dist.ProcessGroup) -> None:
     """Takes part in the others' comparison, so that they do not wait if only this rank has a mistake.
 
     Args:

@@ -77,10 +77,10 @@ class Order:
             *(int(unit in self._seen_backward) for unit in self._units),
             *late,
         ]
-        said = torch.tensor(mine, device=self._units[0].flats[0].device)
+        orders = torch.tensor(mine, device=self._units[0].flats[0].device)
         phases.announce(phases.OTHER)
-        collectives.maximum(said, group).wait()
-        found = said.tolist()
+        collectives.maximum(orders, group).wait()
+        found = orders.tolist()
         used = sorted((found[i], i) for i in range(n) if found[i] >= 0)
         self.forward = [self._units[i] for _, i in used] or list(self._units)
         self.kept = {unit for unit, repeated in zip(self._units, found[n : 2 * n], strict=True) if repeated}

@@ -107,8 +107,8 @@ class OtherNode:
     def greet(self) -> None:
         """Once a second, and hear what the leading daemon says."""
         if self._uplinks.receive():
-            self.uplink.heard(time.monotonic())
-        self.uplink.greet(time.monotonic(), self._rank, RANKS_PER_NODE, lambda: (f"node{self._number}", Lateness()))
+            self.uplink.received(time.monotonic())
+        self.uplink.hello(time.monotonic(), self._rank, RANKS_PER_NODE, lambda: (f"node{self._number}", Lateness()))
 
     def report(self, calls: npt.NDArray[np.void], waits: npt.NDArray[np.float64]) -> None:
         """Forward what the ranks of this node saw; arguments as for `FirstNode.report`."""

@@ -168,7 +168,7 @@ algorithm, protocol and channels."""
 _CANNOT_RUN: Final = f"source = {int(Source.imported)} AND NOT {RUNNABLE_SQL}"
 """Condition on series: impossible settings that older versions of `zerotune store import` accepted."""
 
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 def show_sound_rows(connection: sqlite3.Connection) -> None:
@@ -213,7 +213,7 @@ def warn_of_damage(connection: sqlite3.Connection, path: Path, tables: Iterable[
         if n_rows:
             damaged.append(f"{n_rows:,} of {table}")
     if damaged:
-        _tell(f"store {path} has rows with damaged cells, which are not used: {', '.join(damaged)}")
+        _warn(f"store {path} has rows with damaged cells, which are not used: {', '.join(damaged)}")
     if "series" in tables:
         _warn_of_series_that_cannot_run(connection, path)
 
@@ -226,12 +226,12 @@ def _warn_of_series_that_cannot_run(connection: sqlite3.Connection, path: Path) 
     if found:
         collective, algorithm, protocol = found[0]
         words = f"{len(found):,}, such as {Collective(collective).name} by {candidate_of(algorithm, protocol, 0)}"
-        _tell(f"store {path} has imported measurements of settings that NCCL cannot run ({words}): they are not used")
+        _warn(f"store {path} has imported measurements of settings that NCCL cannot run ({words}): they are not used")
 
 
-def _tell(words: str) -> None:
-    if words not in _told:
-        _told.add(words)
+def _warn(words: str) -> None:
+    if words not in _logged:
+        _logged.add(words)
         _log.warning("%s", words)
 
 

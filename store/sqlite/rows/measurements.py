@@ -227,5 +227,5 @@ def candidate_of(algorithm: int | None, protocol: int | None, n_channels: int, c
     """
     if algorithm is None or algorithm == UNKNOWN:
         return Candidate(n_channels=n_channels, chunk_bytes=chunk_bytes)
-    told = None if protocol is None or protocol == UNKNOWN else Protocol(protocol)
-    return Candidate(Algorithm(algorithm), told, n_channels, chunk_bytes)
+    known_protocol = None if protocol is None or protocol == UNKNOWN else Protocol(protocol)
+    return Candidate(Algorithm(algorithm), known_protocol, n_channels, chunk_bytes)

@@ -152,7 +152,7 @@ class Writer:
             left = self._write(batch[:first])
             left += batch[first:] if left else self._write(batch[first:])
             if not left and self._is_out:
-                self._say_it_is_over()
+                self._outage_ended()
             with self._changed:
                 if left and self._closing:
                     self._lose(sum(entry.n_rows for entry in left), self._error)
@@ -218,7 +218,7 @@ class Writer:
             problem = self._leave_damaged_file(error)
             error = None if problem else self._commit(batch)
             if problem or (error is not None and is_damage(error)):
-                self._say_it_began(problem or str(error))
+                self._outage_began(problem or str(error))
                 return batch
         if error is None:
             return []
@@ -227,7 +227,7 @@ class Writer:
             left = self._write(batch[:half])
             return left + batch[half:] if left else self._write(batch[half:])
         if _is_outage(error):
-            self._say_it_began(reason(error))
+            self._outage_began(reason(error))
             return batch
         with self._changed:
             self._lose(batch[0].n_rows, str(error))
@@ -263,7 +263,7 @@ class Writer:
         if not self._is_out:
             self._error, self._failed_at_s = why, time.monotonic()
 
-    def _say_it_began(self, error: str) -> None:
+    def _outage_began(self, error: str) -> None:
         with self._changed:
             is_news = not self._is_out
             self._is_out, self._error = True, error
@@ -272,7 +272,7 @@ class Writer:
         if is_news:
             _log.error("the store cannot be written, what is recorded waits in memory: %s", error)
 
-    def _say_it_is_over(self) -> None:
+    def _outage_ended(self) -> None:
         with self._changed:
             self._is_out = False
             n_lost = self.n_lost - self._n_lost_before

@@ -44,7 +44,7 @@ def _playing(choose: Choose, *, seed: int = 0, n_steps: int = 300) -> tuple[Worl
     world = World("ethernet_boxes", PLACE, CALLS, seed=seed, compute_us=100_000.0)
     costs = CostPrior(fabric.load("ethernet_boxes").describe())
     told = {_key(call): choose(world, call, costs.candidates(PLACE, call.collective)) for call in CALLS}
-    brain = make_brain(world, Knowledge().with_told(told, "the fleet's book"))
+    brain = make_brain(world, Knowledge().with_recommendations(told, "the fleet's book"))
     play(world, brain, n_steps)
     return world, brain, {key: candidate for key, (candidate, _, _) in told.items()}
 
@@ -60,7 +60,7 @@ def test_the_winner_in_the_book_is_tried_first() -> None:
     told = {_key(call): _best(world, call, costs.candidates(PLACE, call.collective)) for call in CALLS}
     told = {key: one for key, one in told.items() if one[1] > 0.02}
     assert told, "something is to be gained on this fabric"
-    brain = make_brain(world, Knowledge().with_told(told, "the fleet's book"))
+    brain = make_brain(world, Knowledge().with_recommendations(told, "the fleet's book"))
     plans = play(world, brain, 10)
     explored = [one for one in brain.decisions() if one.kind == "explore"]
     assert len(explored) > 4, "one at first, then others"
@@ -88,7 +88,7 @@ def test_the_first_plan_is_the_books_however_late_it_comes() -> None:
         DecisionKey(two, call.collective, call.phase, size_class(call.message_bytes)): (won, 0.3, 0.01)
         for call in calls
     }
-    brain = make_brain(world, Knowledge().with_told(told, "the fleet's book"))
+    brain = make_brain(world, Knowledge().with_recommendations(told, "the fleet's book"))
     play(world, brain, 60, looks_every=30)
     explored = [one for one in brain.decisions() if one.kind == "explore"]
     first_by_key = {one.key: one.candidate for one in reversed(explored)}
@@ -124,9 +124,9 @@ def test_own_measurements_win_over_a_book() -> None:
 
     told = {_key(call): (bad, 0.5, 0.0)}
     slower = [Line(BASELINE, 100.0, is_default=True), Line(bad, 120.0)]
-    assert Knowledge(slower, by_job=[slower]).with_told(told, "the fleet's book").canary(_key(call)) is None
+    assert Knowledge(slower, by_job=[slower]).with_recommendations(told, "the fleet's book").canary(_key(call)) is None
     proven = [Line(BASELINE, 100.0, is_default=True), Line(good, 80.0)]
-    assert Knowledge(proven, by_job=[proven]).with_told(told, "the fleet's book").canary(_key(call)) is None
-    assert Knowledge().with_told(told, "the fleet's book").canary(_key(call)) is not None
+    assert Knowledge(proven, by_job=[proven]).with_recommendations(told, "the fleet's book").canary(_key(call)) is None
+    assert Knowledge().with_recommendations(told, "the fleet's book").canary(_key(call)) is not None
     other = DecisionKey(CommunicatorClass(8, 1), *(_key(call).collective, _key(call).phase, _key(call).size_class))
-    assert Knowledge().with_told(told, "the fleet's book").canary(other) is None
+    assert Knowledge().with_recommendations(told, "the fleet's book").canary(other) is None

@@ -10,7 +10,7 @@ from zerotune.agent.daemon_link.leader import LeaderAddress, from_here
 from zerotune.store import wire
 from zerotune.store.records import Plan, StepRecord
 from zerotune.tuner.join import OBSERVATION
-from zerotune.tuner.service.job import GREETED_S
+from zerotune.tuner.service.job import HELLO_TIMEOUT_S
 from zerotune.tuner.service.nodes import UPLINK_TIMEOUT_S
 from zerotune.tuner.service.service import RANK_TIMEOUT_S, Service
 
@@ -132,7 +132,7 @@ def test_windows_of_the_leading_daemon_open_on_all_nodes(job):
 
 def test_a_cut_line_leaves_each_node_to_itself_until_it_is_mended(job, records):
     job.line.is_cut = True
-    job.pass_time(max(RANK_TIMEOUT_S, UPLINK_TIMEOUT_S) + GREETED_S + 1)
+    job.pass_time(max(RANK_TIMEOUT_S, UPLINK_TIMEOUT_S) + HELLO_TIMEOUT_S + 1)
     (status,) = job.first.jobs()
     assert (status.n_ranks_seen, status.heard_s_ago > RANK_TIMEOUT_S) == (2, True)
     assert "rank 2's node" in status.health

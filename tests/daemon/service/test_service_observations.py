@@ -7,7 +7,7 @@ from service_stubs import report
 
 from zerotune.store import wire
 from zerotune.store.records.passages import Passage, PassageKind, Passages
-from zerotune.tuner.service.job import GREETED_S, NEWS_EVERY_S
+from zerotune.tuner.service.job import HELLO_TIMEOUT_S, NEWS_EVERY_S
 
 
 def test_observations_become_measurements_in_store_and_brain(bench, records):
@@ -58,7 +58,7 @@ def test_a_call_waits_for_ranks_that_may_still_greet(bench, records):
 def test_ranks_without_an_agent_are_waited_for_no_longer_than_it_takes_to_greet(bench, records):
     bench.hello(0, n_ranks=2)
     report(bench, records, ranks=(0,), n=10, n_ranks=2)
-    bench.tick(GREETED_S)
+    bench.tick(HELLO_TIMEOUT_S)
     assert len(bench.store.measurements) == 10
     report(bench, records, ranks=(0,), n=5, n_ranks=2, sequence=np.arange(10, 15))
     bench.tick(0.5)
@@ -86,7 +86,7 @@ def test_a_rank_that_was_left_alone_is_measured_alone_in_the_end(bench, records)
     bench.tick(0.5)
     bench.send(1, wire.Goodbye("job", 1))
     report(bench, records, ranks=(0,), n=5, n_ranks=2, sequence=np.arange(10, 15))
-    for _ in range(int(2 * GREETED_S) + 1):
+    for _ in range(int(2 * HELLO_TIMEOUT_S) + 1):
         bench.tick(0.5)
     assert len(bench.store.measurements) == 10, "what rank 1 may have taken part in"
     report(bench, records, ranks=(0,), n=5, n_ranks=2, sequence=np.arange(15, 20))

@@ -11,7 +11,7 @@ from service_stubs import kinds, report, steps
 from zerotune.store import wire
 from zerotune.store.records import Plan, StepRecord
 from zerotune.tuner.modeling.requests import Request, RequestKind
-from zerotune.tuner.service.job import GREETED_S
+from zerotune.tuner.service.job import HELLO_TIMEOUT_S
 
 COST = np.dtype(wire.COST_FIELDS)
 
@@ -103,7 +103,7 @@ def test_no_brain_where_rank_0_is_not(bench, records):
         bench.hello(rank)
     bench.service.model_ready("fabric", "knowledge")
     report(bench, records, ranks=(1, 2, 3), n=2)
-    bench.tick(GREETED_S)
+    bench.tick(HELLO_TIMEOUT_S)
     assert bench.brains == {}
     assert len(bench.store.measurements) == 2, "but measured and stored"
 

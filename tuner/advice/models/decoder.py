@@ -113,9 +113,9 @@ class Decoder(Fields):
     def _feed(self, layer: int) -> Feed:
         if self.number("experts", default=1) <= 1:
             return "dense"
-        told = self._of_layers("mlp_layer_types")
-        if told is not None:
-            return "dense" if told[layer] == "dense" else "sparse"
+        types = self._of_layers("mlp_layer_types")
+        if types is not None:
+            return "dense" if types[layer] == "dense" else "sparse"
         listed = self.stated.get("moe_layers")
         if listed is not None:
             return "sparse" if layer in listed else "dense"
@@ -159,11 +159,11 @@ class Decoder(Fields):
         return (2 * key + value) * kernel + self.width * (2 * key + 3 * value + 2 * n_values) + 2 * n_values
 
     def _kimi_delta(self) -> int:
-        told = self.raw.get("linear_attn_config") or {}
+        given = self.raw.get("linear_attn_config") or {}
         names = ("num_heads", "head_dim", "short_conv_kernel_size")
-        ours = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+        usual = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
         heads, each, kernel = (
-            self.number(one) if told.get(name) is None else told[name] for one, name in zip(ours, names, strict=True)
+            self.number(one) if given.get(name) is None else given[name] for one, name in zip(usual, names, strict=True)
         )
         inner = heads * each
         low_rank = 2 * (self.width * each + each * inner)

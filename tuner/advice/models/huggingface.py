@@ -60,10 +60,10 @@ def _modern(fields: Fields) -> ModelShape:
     known = class_defaults()
     named = text["model_type"] if text.get("model_type") in known else kind
     decoder = Decoder(fields.where, text, known[named].get("text_kind", named))
-    said = [source.get(name) for name in ("tie_embedding", "tie_word_embeddings") for source in (fields.stated, text)]
+    given = [source.get(name) for name in ("tie_embedding", "tie_word_embeddings") for source in (fields.stated, text)]
     classes = (decoder.defaults, fields.defaults)  # a file may leave out the defaults of either class
     usual = all(one.get("tie_word_embeddings", True) for one in classes)
-    tied = bool(next((one for one in said if one is not None), usual))
+    tied = bool(next((one for one in given if one is not None), usual))
     vocabulary = decoder.number("vocab_size", least=1)
     outer = decoder.width * vocabulary * (1 if tied else 2)
     norms = decoder.width * (2 * decoder.n_layers + 1)

@@ -57,9 +57,9 @@ def shape_of(spec: str) -> ModelShape:
         if line.startswith(_MARK):
             return checked(msgspec.json.decode(line.removeprefix(_MARK), type=ModelShape))
     lines = done.stderr.decode(errors="replace").strip().splitlines()
-    said = lines[-1] if lines else "it said nothing"
+    message = lines[-1] if lines else "it said nothing"
     raise UserError(
-        f"{spec} cannot be made: {said}",
+        f"{spec} cannot be made: {message}",
         "name a callable without arguments that makes a torch.nn.Module, as package.module:callable, or give --layers "
         "and --hidden",
     )

@@ -59,7 +59,7 @@ def serve(group: str | None, share: Share, options: Sequence[str], listen: str |
     from ....store.paths import check_endpoint
     from ...all_users.folders import group_id
     from ...all_users.service import Policy, serve_all_users
-    from ...service.readiness import tell_ready
+    from ...service.readiness import report_ready
 
     if os.getuid() != 0:
         raise UserError("--all-users needs root, to start daemons as other users", "run `zerotune daemon` for your own")
@@ -73,7 +73,7 @@ def serve(group: str | None, share: Share, options: Sequence[str], listen: str |
     runtime = Path(SERVICE_RUNTIME_DIR)
 
     def announce() -> None:
-        tell_ready()
+        report_ready()
         whom = "all users" if group is None else f"members of {group}"
         print(
             f"zerotune: service {os.getpid()} at {runtime} for {whom}, knowledge: {share.value};"
@@ -99,15 +99,15 @@ def all_status() -> Iterator[tuple[int, StatusReply]]:
     command = [sys.executable, "-I", "-m", "zerotune.tuner.cli", "status", "--json", "--endpoint"]
     sockets = {user: runtime / str(user.uid) / "daemon.sock" for user in users}
     commands = {user: [*command, f"ipc://{path}"] for user, path in sockets.items()}
-    said = outputs_of(commands, {"PATH": os.defpath}, STATUS_TIMEOUT_S, MAX_STATUS_BYTES, AT_ONCE)
+    outputs = outputs_of(commands, {"PATH": os.defpath}, STATUS_TIMEOUT_S, MAX_STATUS_BYTES, AT_ONCE)
     for user, path in sockets.items():
-        if (reply := believed(said.get(user, b""), user.uid, path)) is not None:
+        if (reply := plausible_reply(outputs.get(user, b""), user.uid, path)) is not None:
             yield user.uid, reply
         elif os.path.lexists(path):  # lexists follows no link that the user may have made
             print(f"zerotune: nobody answers as a daemon should at {path}", file=sys.stderr)
 
 
-def believed(said: bytes, uid: int, path: Path) -> StatusReply | None:
+def plausible_reply(output: bytes, uid: int, path: Path) -> StatusReply | None:
     """A user's daemon's answer, if it is plausible.
 
     Args:
@@ -121,7 +121,7 @@ def believed(said: bytes, uid: int, path: Path) -> StatusReply | None:
     from ....store.wire import StatusReply
 
     try:
-        reply = msgspec.convert(_in_lines(msgspec.json.decode(said)), StatusReply)
+        reply = msgspec.convert(_in_lines(msgspec.json.decode(output)), StatusReply)
         with contextlib.suppress(FileNotFoundError):  # the daemon has ended since
             if os.stat(f"/proc/{reply.daemon_pid}").st_uid != uid:
                 return None  # root might end another user's process because of it
@@ -130,10 +130,10 @@ def believed(said: bytes, uid: int, path: Path) -> StatusReply | None:
     return reply if reply.endpoint == f"ipc://{path}" else None
 
 
-def _in_lines(said: object) -> object:
+def _in_lines(reply: object) -> object:
     """The answer with texts that begin no line and do not move the cursor."""
-    if isinstance(said, str):
-        return printable(said)
-    if isinstance(said, dict):
-        return {name: _in_lines(value) for name, value in said.items()}
-    return [_in_lines(one) for one in said] if isinstance(said, list) else said
+    if isinstance(reply, str):
+        return printable(reply)
+    if isinstance(reply, dict):
+        return {name: _in_lines(value) for name, value in reply.items()}
+    return [_in_lines(one) for one in reply] if isinstance(reply, list) else reply

@@ -115,7 +115,7 @@ def run(
     from ....store.parent_process import end_with_parent
     from ....store.sqlite.database import Retention
     from ...service.daemon import run_daemon
-    from ...service.readiness import end_with, tell_ready
+    from ...service.readiness import end_with, report_ready
 
     if ready_fd is not None:
         end_with_parent()
@@ -127,9 +127,9 @@ def run(
             record.message = printable(record.message)
             return super().formatMessage(record)
 
-    told = logging.StreamHandler()
-    told.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[told])
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
     shared = fleet_arguments(fleet, contributor, book, book_key)
     if all_users:
         refuse_useless({"--metrics": metrics, "--knowledge-pool": knowledge_pool})
@@ -149,7 +149,7 @@ def run(
     settings = brain_settings(budget_percent, memory_threshold, no_explore, shadow, numerics, tune_for, compare)
 
     def announce(opened: Path, addresses: list[str]) -> None:
-        tell_ready(ready_fd)
+        report_ready(ready_fd)
         if end_with_pid is not None:
             end_with(end_with_pid)
         there = to_be_named(where)

@@ -248,11 +248,11 @@ def launch(
         job = batch_job()
         bound = [] if job is None else ["--end-with-pid", str(job.pid)]
         if answer is None:
-            heard = [] if listen is None else ["--listen", listen]
-            heard += [] if listen is None or curve_keys is None else ["--curve-keys", str(curve_keys)]
+            listening = [] if listen is None else ["--listen", listen]
+            listening += [] if listen is None or curve_keys is None else ["--curve-keys", str(curve_keys)]
             try:
                 answer, started = ensure_daemon(
-                    where, store_file, idle_exit_s=IDLE_EXIT_S, options=[*for_daemon, *heard, *shared, *bound]
+                    where, store_file, idle_exit_s=IDLE_EXIT_S, options=[*for_daemon, *listening, *shared, *bound]
                 )
             except SlowDaemonError as error:
                 print(f"zerotune: {error}; training starts, and is tuned once it answers", file=sys.stderr)
@@ -317,8 +317,8 @@ def _with_environment(request: LaunchRequest, answer: StatusReply | None, own: l
         f" (`zerotune explain --environment`)",
         file=sys.stderr,
     )
-    told = structs.replace(request.job_options, own_steps=OWN_STEPS)
-    return replace(request, job_options=told, training=found.training, proposed_environment=found.variables)
+    job_options = structs.replace(request.job_options, own_steps=OWN_STEPS)
+    return replace(request, job_options=job_options, training=found.training, proposed_environment=found.variables)
 
 
 def _bounds(options: DaemonOptions | None) -> tuple[float, ...]:

@@ -195,7 +195,7 @@ def advise(
             raise UserError("--watch compares a running job with what else it could run", "say with --ran what it runs")
         _watch(problem, store_path(measured, "--measured "), job, ran, as_json)
         return
-    of_a_job = " and ".join(f"{name} {said}" for name, said in (("--ran", ran), ("--job", job)) if said is not None)
+    of_a_job = " and ".join(f"{name} {value}" for name, value in (("--ran", ran), ("--job", job)) if value is not None)
     if measured is None and of_a_job:
         raise UserError(f"{of_a_job} says what was measured", "name a store or a trace with --measured")
     if measured is not None:

@@ -98,7 +98,7 @@ def standardised(features: Floats, mean: Floats, scale: Floats) -> Floats:
 
 def decide(scores: Floats, step: Step) -> Shown:
     """The most probable kind that `step` can show; a stage below MIN_CONFIDENCE is unknown."""
-    chances = np.where(_can_be(step), np.exp(_PARTS @ _log_chances(_told_apart(scores, step))), 0.0)
+    chances = np.where(_can_be(step), np.exp(_PARTS @ _log_chances(_separated(scores, step))), 0.0)
     by_stage = chances @ _OF_STAGE
     best = int(by_stage.argmax())
     if by_stage[best] < MIN_CONFIDENCE * by_stage.sum():
@@ -142,7 +142,7 @@ def _can_be(step: Step) -> list[bool]:
     return [can_be(one) for one in POSSIBLE]
 
 
-def _told_apart(scores: Floats, step: Step) -> Floats:
+def _separated(scores: Floats, step: Step) -> Floats:
     """Scores that separate ZeRO-1 and ZeRO-2 only if the calls do.
 
     ZeRO-2 that sends its gradients once looks like ZeRO-1. With visible micro-steps, ZeRO-2 sends in each.

@@ -100,15 +100,15 @@ def _explains(codes: Ints) -> Consensus | None:
         if found.n_explained < MIN_ROUNDS * lag * (1 - NEAR):
             continue
         for _ in range(MAX_VOTES):
-            mended = _voted(step, found)
-            if len(mended) < 2:
+            corrected = _voted(step, found)
+            if len(corrected) < 2:
                 break
-            is_settled, step = np.array_equal(mended, step), mended
+            is_settled, step = np.array_equal(corrected, step), corrected
             found = align(codes, step)
             if is_settled:
                 break
         least = max(MIN_ROUNDS * len(step) * (1 - NEAR), len(codes) / NEXT_END)
-        if len(mended) < 2 or found.n_explained < least:
+        if len(corrected) < 2 or found.n_explained < least:
             continue
         end = codes[-found.n_explained :]
         _, n_foreign = np.unique(end[~np.isin(end, step)], return_counts=True)
@@ -130,8 +130,8 @@ def voted_again(step: Ints, history: Ints, n_new: int) -> Ints | None:
     found = align(codes, step)
     if forward.n_explained < n_new or found.n_explained < EXPLAINED * len(codes) or _is_odd_again(step, found):
         return None
-    mended = _voted(step, found)
-    return mended[: period_of(mended)]
+    corrected = _voted(step, found)
+    return corrected[: period_of(corrected)]
 
 
 def align(codes: Ints, step: Ints) -> Alignment:

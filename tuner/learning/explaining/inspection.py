@@ -129,15 +129,15 @@ class Inspection:
     _policy: Policy
     _states: list[KeyState]
     _step: int
-    _is_freeze_told = False
+    _is_freeze_noted = False
     _step_feedback: StepFeedback
     _surrogate: Surrogate
     _tables: CandidateTables
 
     def decisions(self) -> list[Decision]:
         """Decisions taken since the last call."""
-        if 0 < self.settings.tune_steps <= self._step and self._states and not self._is_freeze_told:
-            self._is_freeze_told = True
+        if 0 < self.settings.tune_steps <= self._step and self._states and not self._is_freeze_noted:
+            self._is_freeze_noted = True
             words = "nothing new is tried any more (--tune-for)"
             frozen = Event(self._states[0], BASELINE, DecisionKind.freeze, words, self._step)
             self._pending.append((frozen, self._plans.next))

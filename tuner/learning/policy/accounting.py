@@ -84,8 +84,8 @@ class TrialAccounting:
         """
         evidence, states = self._surrogate.evidence, self._tables.states
         algorithm, protocol = block["algorithm"], block["protocol"]
-        is_told = (evidence.algorithm[slots] != NO_CELL) & (algorithm != NO_CELL) & (protocol != NO_CELL)
-        differs: Flags = is_told & ((algorithm != evidence.algorithm[slots]) | (protocol != evidence.protocol[slots]))
+        is_known = (evidence.algorithm[slots] != NO_CELL) & (algorithm != NO_CELL) & (protocol != NO_CELL)
+        differs: Flags = is_known & ((algorithm != evidence.algorithm[slots]) | (protocol != evidence.protocol[slots]))
         for slot, n_calls in Counter(slots[differs].tolist()).items():
             family = states[int(evidence.key[slot])].family
             cell = int(evidence.algorithm[slot]), int(evidence.protocol[slot])
@@ -164,14 +164,14 @@ class TrialAccounting:
         Returns:
             Which calls are evidence on their setting.
         """
-        says, evidence = np.ones(len(slots), np.bool_), self._surrogate.evidence
+        is_evidence, evidence = np.ones(len(slots), np.bool_), self._surrogate.evidence
         excess = logs - self._usual_logs(slots)
         known = np.flatnonzero(np.isfinite(excess))
         if not len(known):
-            return says
+            return is_evidence
         slots, logs, steps, excess = slots[known], logs[known], steps[known], excess[known]
         is_new = np.zeros(len(known), np.bool_) if connects is None else connects[known]
-        share = np.broadcast_to(exposed_share, len(says))[known]
+        share = np.broadcast_to(exposed_share, len(is_evidence))[known]
         usual_us = share * np.exp(logs - excess)
         extra_us = share * np.exp(logs) - usual_us
         self.extra_us.add(steps, np.maximum(extra_us, 0.0))
@@ -184,14 +184,14 @@ class TrialAccounting:
         before_us = np.maximum(evidence.extra_us[tried], 0.0)
         np.add.at(evidence.extra_us, slots, extra_us)
         self._hold(slots, beyond_us)
-        says[known] = ~is_new | (excess <= 0.0)
+        is_evidence[known] = ~is_new | (excess <= 0.0)
         # No setting is ten times as slow by itself, but a smaller ratio may be the setting's effect.
         may_be_slow = is_new & (excess > LOG_CATASTROPHE) & (excess <= math.log(ABSURD))
         self.doubted |= {*slots[may_be_slow].tolist()}
-        here = says[known]
-        says[known] &= ~np.isin(slots, self._doubtful(slots[here], excess[here], steps[here]))
+        here = is_evidence[known]
+        is_evidence[known] &= ~np.isin(slots, self._doubtful(slots[here], excess[here], steps[here]))
         self._budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before_us).sum()))
-        return says
+        return is_evidence
 
     def catastrophes(self) -> list[Catastrophe]:
         """What turned out to be catastrophically slow since the last call."""

@@ -154,10 +154,10 @@ class Options:
         A setting that never ran here reserves the rest of the budget until it is measured, so only one key tries it.
         After one catastrophe no more canaries begin.
         """
-        told = self._tables.knowledge.canary(state.key)
-        if told is None or state.provisional is not None or any(tried in one.banned for one, tried in self._canaries):
+        canary = self._tables.knowledge.canary(state.key)
+        if canary is None or state.provisional is not None or any(tried in one.banned for one, tried in self._canaries):
             return None
-        candidate, gain = self._tables.named(state, told[0]), told[1]
+        candidate, gain = self._tables.named(state, canary[0]), canary[1]
         if candidate not in case.options or candidate in state.trial_order or not self.may_try(state, candidate):
             return None
         at, budget, room_us = case.options.index(candidate), self._budget, case.room_us
@@ -174,7 +174,7 @@ class Options:
             candidate=candidate,
             predicted_gain=(case.log_now - float(case.posterior[0][at]), float(case.posterior[1][at])),
             once_us=float(np.broadcast_to(case.once_us, case.risk_us.shape)[at]),
-            reason=f"{self._tables.knowledge.told_by}: {saved(gain)} faster there, tried first here",
+            reason=f"{self._tables.knowledge.recommended_by}: {saved(gain)} faster there, tried first here",
         )
 
     def _has_run(self, state: KeyState, candidate: Candidate) -> bool:
@@ -252,8 +252,8 @@ def judge(evidence: CallEvidence, state: KeyState, *, provisionals: bool = False
     if is_proven and evidence.nearby(incumbent, slot).is_proven(max(alpha, VERIFIED), 0.0):
         return TrialVerdict.better, gain, half
     if provisionals:
-        believed, _ = _weighed(state.provisional_gain, contrast)
-        return TrialVerdict.open if believed > 0 else TrialVerdict.not_better, gain, half
+        weighed, _ = _weighed(state.provisional_gain, contrast)
+        return TrialVerdict.open if weighed > 0 else TrialVerdict.not_better, gain, half
     usual = incumbent if state.provisional is None else evidence.find(state.index, state.provisional)
     if usual is not None and usual != incumbent:
         contrast = evidence.contrast(usual, slot)

@@ -64,9 +64,9 @@ class MemoryGate:
         self._peak = 0.0
         self.connected: dict[CommunicatorClass, dict[Algorithm, int]] = {}
         """Algorithms that ran on each communicator class, with their most channels."""
-        self._heard: set[int] = set()
+        self._met_channels: set[int] = set()
         self._met: set[int] = set()
-        """Codes of what ran: `_heard` with channels, `_met` without."""
+        """Codes of what ran: `_met_channels` with channels, `_met` without."""
         self._promised: dict[tuple[CommunicatorClass, Algorithm], int] = {}
         """What a plan will connect, and the number of the pressure reading at which the wait for it ends."""
         self._n_readings = 0
@@ -80,7 +80,7 @@ class MemoryGate:
         """Device memory in use, 0 to 1, on the rank with the fullest device, by the last reading."""
         return max(self._of_rank_0, self._fullest)
 
-    def heard(self, pressure: float) -> None:
+    def take_reading(self, pressure: float) -> None:
         """Take in the pressure on rank 0's device at the end of a step."""
         self._of_rank_0, self._n_readings = pressure, self._n_readings + 1
         self._promised = {what: until for what, until in self._promised.items() if until > self._n_readings}
@@ -112,8 +112,8 @@ class MemoryGate:
         codes |= block["algorithm"].astype(np.int64) << 8
         codes |= block["n_channels"]
         connecting: dict[int, int] = {}
-        for code in set(codes.tolist()) - self._heard:
-            self._heard.add(code)
+        for code in set(codes.tolist()) - self._met_channels:
+            self._met_channels.add(code)
             communicator = CommunicatorClass(code >> 44, code >> 24 & 0xFFFFF)
             if code >> 8 & 0xFF in _ALGORITHMS:
                 own, algorithm = self.connected.setdefault(communicator, {}), Algorithm(code >> 8 & 0xFF)

@@ -314,8 +314,8 @@ class CallEvidence(Columns):
         of both count; a step may count at two switches.
         """
         (slots, values), sigma = self.history.of(int(self.key[first])), float(self.sigma(int(self.key[first])))
-        is_ours = (slots == first) | (slots == second)
-        is_first, values = (slots == first)[is_ours], values[is_ours]
+        is_either = (slots == first) | (slots == second)
+        is_first, values = (slots == first)[is_either], values[is_either]
         switches = np.flatnonzero(is_first[1:] != is_first[:-1]) + 1
         if len(switches) < 2:
             return Contrast(0.0, 0.0, sigma)

@@ -158,7 +158,7 @@ class Variants:
         if not (has_verdict and may_promote) and self._policy.budget.remaining_us >= 0:
             return False
         words = variant_ended((gain, doubt) if has_verdict else None, self._charged_us, is_better=is_better)
-        self._tell(variant, words, step)
+        self._report_end(variant, words, step)
         if not has_verdict or gain + 2.0 * ONE_IN_TEN * doubt < LEAST_EFFECT:
             self.cooldown.begin(variant.name, NEVER_STEP)
         self._end(step)
@@ -171,7 +171,7 @@ class Variants:
     def give_up(self, ratio: float, step: int) -> None:
         """End the trial at once: calls took `ratio` times as long. It may be tried again without the slow setting."""
         if self.on_trial is not None:
-            self._tell(self.on_trial, f"given up, as calls took up to {ratio:.1f} times as long with it", step)
+            self._report_end(self.on_trial, f"given up, as calls took up to {ratio:.1f} times as long with it", step)
             self._end(step)
 
     def charge_late(self) -> None:
@@ -246,7 +246,7 @@ class Variants:
         self.on_trial, self._is_on = None, False
         self._next_at_step = step + TRIAL_STEPS
 
-    def _tell(self, variant: Variant, words: str, step: int) -> None:
+    def _report_end(self, variant: Variant, words: str, step: int) -> None:
         state = self._policy.states[min(variant.changes)]
         words = f"another plan on trial, {variant.name}: {words}"
         self._report(Event(state, state.incumbent, DecisionKind.variant, words, step))

@@ -40,15 +40,15 @@ class MaternKernel(StationaryKernelMixin, NormalizedKernelMixin, Kernel):  # typ
 
     def __call__(self, X: Floats, Y: Floats | None = None, eval_gradient: bool = False) -> Any:
         """Covariances [len(X), len(Y)], Y = X if it is None; and their gradient by the logs of the learned scales."""
-        ours = self._scaled(X)
-        distances = cdist(ours, ours if Y is None else self._scaled(Y))
+        scaled = self._scaled(X)
+        distances = cdist(scaled, scaled if Y is None else self._scaled(Y))
         distances *= math.sqrt(3.0)
         decay = np.exp(-distances)
         if not eval_gradient:
             distances += 1.0
             distances *= decay
             return distances
-        learned = ours[:, : len(self.length_scale)].T
+        learned = scaled[:, : len(self.length_scale)].T
         gradient = np.square(learned[:, :, None] - learned[:, None, :])
         gradient *= 3.0 * decay
         return (1.0 + distances) * decay, np.moveaxis(gradient, 0, -1)

@@ -108,8 +108,8 @@ def _medians(table: Ints, logs: Floats, costs: CostPrior) -> TrainingSet:
     # Keep the best measured points; among equals a random sample, since points are ordered by rank count and setting.
     mixed = np.random.default_rng(_SEED).permutation(len(points))
     kept = np.sort(np.lexsort((mixed, -counts))[:MAX_POINTS])
-    cost, jump, idle = believed = np.full((3, len(points)), np.nan)
-    believed[:, kept] = _believed(points[kept], costs)
+    cost, jump, idle = predicted = np.full((3, len(points)), np.nan)
+    predicted[:, kept] = _predicted(points[kept], costs)
     kept = np.flatnonzero(np.isfinite(cost))
     n_ranks, n_nodes, collective, algorithm, protocol, n_channels, message_bytes = points[kept].T
     return TrainingSet(
@@ -147,7 +147,7 @@ def _call_noise(logs: Floats, starts: Ints, counts: Ints, own: Floats) -> Floats
     return shrunk
 
 
-def _believed(points: Ints, costs: CostPrior) -> Floats:
+def _predicted(points: Ints, costs: CostPrior) -> Floats:
     """NCCL's log cost of every point, its jump and its idle channels; NaN if NCCL does not offer the setting."""
     found = np.full((3, len(points)), np.nan)
     families, inverse = np.unique(points[:, :6], axis=0, return_inverse=True)
@@ -158,8 +158,8 @@ def _believed(points: Ints, costs: CostPrior) -> Floats:
         if candidate is None or collective not in _COLLECTIVES:
             continue
         asked = CommunicatorClass(n_ranks, max(1, n_nodes)), Collective(collective), (candidate,), points[rows, 6]
-        for row, believed in enumerate((costs.log_cost, costs.log_jump, costs.log_idle)):
-            found[row, rows] = believed(*asked)[:, 0]
+        for row, lookup in enumerate((costs.log_cost, costs.log_jump, costs.log_idle)):
+            found[row, rows] = lookup(*asked)[:, 0]
     return found
 
 

@@ -171,7 +171,7 @@ def watch(
         raise UserError(f"there is no store at {path}", "begin a job with `zerotune launch --daemon`")
     if not is_store(path):
         raise UserError(f"{path} is no store, and nothing else is written while a job runs", "name its daemon's store")
-    told: dict[str, Alternative] | None = None
+    reported: dict[str, Alternative] | None = None
     watched = job
     while True:
         with Store.open(path, read_only=True) as store:
@@ -180,10 +180,10 @@ def watch(
         watched, has_ended = found.job_id, found.ended_at_s is not None or found.is_lost
         if len(steps) >= _LEAST_STEPS:
             known = measured(problem, path, found.job_id, ran)
-            fresh, withdrawn = _unsaid(told or {}, known.problem, ran)
-            if told is None or fresh or withdrawn:
-                told = {name: one for name, one in (told or {}).items() if name not in withdrawn}
-                told |= {one.change: one for one in fresh}
+            fresh, withdrawn = _unreported(reported or {}, known.problem, ran)
+            if reported is None or fresh or withdrawn:
+                reported = {name: one for name, one in (reported or {}).items() if name not in withdrawn}
+                reported |= {one.change: one for one in fresh}
                 yield News(
                     job=found.title,
                     step=steps[-1].step,
@@ -200,18 +200,18 @@ def watch(
             )
         if has_ended:
             return
-        if told is None and not has_writer(path):
+        if reported is None and not has_writer(path):
             raise UserError(f"no daemon runs that would record {found.title}", "start `zerotune daemon` first")
         sleep(EVERY_S)
 
 
-def _unsaid(
-    told: dict[str, Alternative], problem: Problem, ran: ZeroConfiguration
+def _unreported(
+    reported: dict[str, Alternative], problem: Problem, ran: ZeroConfiguration
 ) -> tuple[list[Alternative], list[str]]:
     """Worthwhile changes that are new or differ from the report, and names of those no longer worthwhile."""
     found = {one.change: one for one in alternatives(problem, ran)}
-    fresh, withdrawn = [one for name, one in found.items() if name not in told], []
-    for name, before in told.items():
+    fresh, withdrawn = [one for name, one in found.items() if name not in reported], []
+    for name, before in reported.items():
         one, low, high = found.get(name), before.gain.low, before.gain.high
         is_possible = memory_share(problem, before.configuration) <= _STILL_FITS
         gain = one.gain.expected if one else gain_of(problem, ran, before.configuration).expected

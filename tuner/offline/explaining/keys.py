@@ -29,8 +29,8 @@ def by_keys(decisions: Sequence[Decision]) -> dict[DecisionKey, list[Decision]]:
 
 def news_of(decisions: Sequence[Decision]) -> list[str]:
     """Decisions that concern the whole job, as text, in order."""
-    told = (one for one in decisions if one.is_of_job and not one.is_control)
-    return [f"{when(decision)}: {decision.reason}" for decision in told]
+    of_job = (one for one in decisions if one.is_of_job and not one.is_control)
+    return [f"{when(decision)}: {decision.reason}" for decision in of_job]
 
 
 Guesses = tuple[str, list[dict[str, Any]]]
@@ -212,14 +212,14 @@ def _date_notes(alternatives: Sequence[dict[str, Any]], decisions: Sequence[Deci
     in_force_at = next((at for at, one in reversed(settled) if str(one.candidate) != setting), -1) + 1
     for one in alternatives:
         name, note = str(one["candidate"]), one.get("note") or ""
-        said = next((at for at in reversed(range(len(decisions))) if _says(decisions[at], name, note)), None)
+        noted = next((at for at in reversed(range(len(decisions))) if _is_noted(decisions[at], name, note)), None)
         one["note"] = "" if name == setting else note
-        one["noted_step"] = decisions[said].step if note and said is not None else None
-        one["noted_epoch"] = decisions[said].epoch if note and said is not None else None
-        one["is_past"] = bool(note) and said is not None and said < in_force_at
+        one["noted_step"] = decisions[noted].step if note and noted is not None else None
+        one["noted_epoch"] = decisions[noted].epoch if note and noted is not None else None
+        one["is_past"] = bool(note) and noted is not None and noted < in_force_at
 
 
-def _says(decision: Decision, name: str, note: str) -> bool:
+def _is_noted(decision: Decision, name: str, note: str) -> bool:
     if decision.reason.startswith(f"{name}: {note}"):
         return True
     return note == f"given up: {decision.reason}" or (

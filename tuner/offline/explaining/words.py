@@ -67,9 +67,9 @@ def render(
             _indented(console, words, "yellow")
         for words in (*mistimed(Passages(n_impossible_times=head.n_impossible_times)), *_damaged(head.n_damaged)):
             _indented(console, words, "yellow")
-    told = [one for one in explanations if shows_all or not one.is_quiet]
+    listed = [one for one in explanations if shows_all or not one.is_quiet]
     gain = None if head is None else head.gain
-    _render_savings(told, [one for one in explanations if one not in told], gain, console)
+    _render_savings(listed, [one for one in explanations if one not in listed], gain, console)
     news = explanations[0].job_history
     if not shows_all:
         n_decisions = len(news) + sum(len(one.history) for one in explanations)
@@ -80,7 +80,7 @@ def render(
         console.print("\n[bold]Of the whole job[/]")
         for line in news:
             _indented(console, line)
-    for one in told:
+    for one in listed:
         _render_one(one, console)
     console.print()
     _indented(console, MEANINGS, "dim")
@@ -95,10 +95,10 @@ def _damaged(n: int) -> Iterator[str]:
 
 
 def _render_savings(
-    told: Sequence[Explanation], quiet: Sequence[Explanation], gain: Gain | None, console: Console
+    listed: Sequence[Explanation], quiet: Sequence[Explanation], gain: Gain | None, console: Console
 ) -> None:
     """Print each key's share of a step and its saving; quiet keys share one line."""
-    if told:
+    if listed:
         line = "\n" if console.width < WIDE else " "  # a cell's two parts are stacked if there is no room
         headings = (f"collective,{line}phase", "bytes", f"calls{line}per step", f"share{line}of step")
         to = f" to{line}"
@@ -106,7 +106,7 @@ def _render_savings(
         table = Table(*headings, f"saved{line}per step", "setting", box=None, padding=padding)
         for column in (table.columns[0], table.columns[-1]):
             column.no_wrap = True
-        for one in told:
+        for one in listed:
             table.add_row(
                 f"{one.collective}{line}{one.phase}",
                 exact_range(one.min_bytes, one.max_bytes).replace(" to ", to),
@@ -116,7 +116,7 @@ def _render_savings(
                 one.setting,
             )
         console.print(table)
-        known = [one for one in told if one.saved_us is not None]
+        known = [one for one in listed if one.saved_us is not None]
         if known:
             us = sum(one.saved_us or 0.0 for one in known)
             together = _saved(us, sum(one.saved_percent or 0.0 for one in known))
@@ -235,10 +235,10 @@ def _render_one(explained: Explanation, console: Console) -> None:
     for one in shown(explained.alternatives):
         if one["note"]:
             _indented(console, f"{one['candidate']}: {one['note']}{noted(one)}")
-    told = None if decision is None else in_one_line(decision)
+    own_line = None if decision is None else in_one_line(decision)
     is_later = False
     for line in explained.history:
-        if line == told:
+        if line == own_line:
             is_later = True
         else:
             _indented(console, f"{'later' if is_later else 'earlier'}: {line}", style="dim")

@@ -186,14 +186,14 @@ def _recorded_otherwise(store: Store, owner: Owner, known: Block, here: Block, *
     job_id, fabric = owner
     words = f"{store.path} has job {job_id} on {fabric} already, with other measurements: both would be counted"
     if is_import:
-        said = ((_as_said(then), _as_said(now)) for then, now in zip(known, here, strict=False))
-        differs = next((f"as {then}, now as {now}" for then, now in said if then != now), "")
+        pairs = ((_setting_and_place(then), _setting_and_place(now)) for then, now in zip(known, here, strict=False))
+        differs = next((f"as {then}, now as {now}" for then, now in pairs if then != now), "")
         how = differs or "when another part of them could be used"
         words = f"{store.path} has the same measurements, imported before {how}: they would be counted twice"
     return UserError(words, "name another store with --store")
 
 
-def _as_said(row: Any) -> str:
+def _setting_and_place(row: Any) -> str:
     """Setting and place in words: the fields that the user's options may have filled in."""
     setting = candidate_of(row["algorithm"], row["protocol"], int(row["n_channels"]))
     own = "NCCL's own choice" if row["is_default"] else str(setting)
@@ -227,14 +227,14 @@ def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> 
 def _opened(path: Path, format_name: str | None, collective: Collective | None) -> Trace:
     """The trace at `path`. A file with our suffix is taken as ours: if its beginning is not, it is damaged."""
     candidates = [path] if path.is_file() else path.glob(f"*{TRACE_SUFFIX}")
-    ours = [file for file in candidates if file.suffix == TRACE_SUFFIX and file.is_file()]
+    own = [file for file in candidates if file.suffix == TRACE_SUFFIX and file.is_file()]
     try:
         trace = read_trace(path, format_name, collective=collective)
     except TraceError:
-        if format_name is not None or not ours:
+        if format_name is not None or not own:
             raise
-        return Trace([(file, BY_ITS_NAME) for file in sorted(ours)], collective)
-    damaged = sorted(set(ours) - set(trace.paths))
+        return Trace([(file, BY_ITS_NAME) for file in sorted(own)], collective)
+    damaged = sorted(set(own) - set(trace.paths))
     if not damaged:
         return trace
     known = [(file, by_name(trace.format_name)) for file in trace.paths]

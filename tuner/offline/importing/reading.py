@@ -76,7 +76,7 @@ class Reading:
     @property
     def unnamed_jobs(self) -> set[str]:
         """Jobs that no file names."""
-        return {job_id for (_, told, _), (job_id, _) in self._owners.items() if told is None}
+        return {job_id for (_, stated, _), (job_id, _) in self._owners.items() if stated is None}
 
     def first(self) -> dict[Owner, Portion]:
         """The first portion of each file, without its rows."""

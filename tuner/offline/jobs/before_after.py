@@ -131,8 +131,8 @@ def _side_by_side(
 
 def without_plan(steps: Sequence[StepRecord]) -> str:
     """What is known, in words, of a job that has steps, none of which ran under a plan."""
-    heard, n_steps = {0, *(step.step for step in steps)}, 1 + max(step.step for step in steps)  # the first has no time
-    known = "all" if len(heard) == n_steps else f"{len(heard):,} of them"
+    seen, n_steps = {0, *(step.step for step in steps)}, 1 + max(step.step for step in steps)  # the first has no time
+    known = "all" if len(seen) == n_steps else f"{len(seen):,} of them"
     return f"no plan was adopted in {counted(n_steps, 'step')}, {known} heard of by a daemon: NCCL's own choice ran"
 
 

@@ -177,12 +177,12 @@ def oracle_facts(judged: Sequence[Judged], context: PolicyContext) -> OracleFact
 
 
 def _cheaper(
-    policy: str, oracle: Mapping[Shape, ShapeVerdict], theirs: Mapping[Shape, ShapeVerdict]
+    policy: str, oracle: Mapping[Shape, ShapeVerdict], other: Mapping[Shape, ShapeVerdict]
 ) -> CheaperPolicy | None:
     oracle_us = their_us = 0.0
     n_by_evidence: dict[str, int] = {}
     for shape, best in oracle.items():
-        one = theirs[shape]
+        one = other[shape]
         if best.cost_us is None or one.cost_us is None:
             continue
         oracle_us += best.n_collectives * best.cost_us

@@ -155,7 +155,7 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
     rows, n_partial = _concatenated(records), 0
     if len(traces) > 1:
         rows, n_reports = _join(rows)
-        is_whole = _told_by_all(rows["comm_id"], n_reports)
+        is_whole = _reported_by_all(rows["comm_id"], n_reports)
         rows, n_partial = rows[is_whole], int(np.count_nonzero(~is_whole))
     first = next(trace for trace in traces if trace.header.rank == header.rank)
     return _table(
@@ -193,7 +193,7 @@ def _notes_of(traces: Sequence[OwnTrace], n_ranks: int, n_partial: int) -> Itera
         yield f"Left out: {n_partial:,} collectives that fewer ranks recorded than others of their communicator."
 
 
-def _told_by_all(comm_id: Array, n_reports: Array) -> Array:
+def _reported_by_all(comm_id: Array, n_reports: Array) -> Array:
     """Whether each collective has records of as many ranks as any on its communicator, shape (n,).
 
     If a rank's record is missing, the duration may include waiting for that rank.
@@ -282,10 +282,10 @@ def _refuse_several_choices(rows: Array, file: Array, paths: Sequence[Path]) -> 
     """
     is_silent = rows["flags"] & (FLAG_DEFAULT | FLAG_FORCED) == 0
     rows, file = rows[is_silent], file[is_silent]
-    is_told = rows["algorithm"] != UNKNOWN
-    run = np.where(is_told, 0, file * np.uint64(2) + np.uint64(1)).astype(np.uint64) << np.uint64(20)
-    run += np.where(is_told, rows["algorithm"].astype(np.uint64) << np.uint64(8) | rows["protocol"], 0)
-    comm_id = np.where(is_told, 0, rows["comm_id"])
+    is_known = rows["algorithm"] != UNKNOWN
+    run = np.where(is_known, 0, file * np.uint64(2) + np.uint64(1)).astype(np.uint64) << np.uint64(20)
+    run += np.where(is_known, rows["algorithm"].astype(np.uint64) << np.uint64(8) | rows["protocol"], 0)
+    comm_id = np.where(is_known, 0, rows["comm_id"])
     place = [rows[name] for name in ("collective", "message_bytes", "n_ranks", "n_nodes", "datatype")]
     order = np.lexsort([run, comm_id, *place])
     changes = np.logical_or(*(column[order][1:] != column[order][:-1] for column in (run, comm_id)))
@@ -404,7 +404,7 @@ def read_table(
         UserError: the trace ran on another fabric than `fabric`, or has no job `job_id`.
     """
     described = fabrics.load(fabric) if fabric is not None else None
-    if format_name is None and _is_named_as_ours(path):
+    if format_name is None and _has_own_suffix(path):
         format_name = OWN_FORMAT
     trace = read_trace(path, format_name, collective=collective)
     if trace.format_name == OWN_FORMAT:
@@ -424,7 +424,7 @@ def read_table(
     return trace, replace(table, fabric_id=fabric_id, fabric=described.describe(), described=described)
 
 
-def _is_named_as_ours(path: Path) -> bool:
+def _has_own_suffix(path: Path) -> bool:
     """Whether all files have our traces' suffix; truncated ones may lack our format's beginning."""
     try:
         files = [file for file in path.iterdir() if not file.name.startswith(".")] if path.is_dir() else [path]

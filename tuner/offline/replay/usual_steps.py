@@ -163,7 +163,7 @@ def usual_steps(table: CollectiveTable) -> UsualSteps | str:
     at = dict(zip(numbers.tolist(), first.tolist(), strict=True))
     pieces = np.array([np.arange(at[number], at[number] + n_calls) for number in chain])
     durations_us = duration_us[pieces].astype(np.float64)
-    told_here = known[np.isin(known["step"], chain)]
+    in_chain = known[np.isin(known["step"], chain)]
     example = rows[pieces[0]]
     streams = {comm: stream for stream, comm in enumerate(dict.fromkeys(example["comm_id"].tolist()))}
     calls = tuple(
@@ -186,10 +186,10 @@ def usual_steps(table: CollectiveTable) -> UsualSteps | str:
         kinds=tuple((call.shape.collective, call.shape.phase) for call in calls),
         starts_us=rows["start_ns"][pieces] / 1e3,
         durations_us=durations_us,
-        compute_us=float(np.median(told_here["duration_us"] - told_here["exposed_us"])),
-        step_us=float(np.median(told_here["duration_us"])),
-        exposed_us=float(np.median(told_here["exposed_us"])),
-        noise_percent=100 * error_of_median(told_here["duration_us"]),
+        compute_us=float(np.median(in_chain["duration_us"] - in_chain["exposed_us"])),
+        step_us=float(np.median(in_chain["duration_us"])),
+        exposed_us=float(np.median(in_chain["exposed_us"])),
+        noise_percent=100 * error_of_median(in_chain["duration_us"]),
         n_like=n_like,
         n_other=len(numbers) - n_like,
     )

@@ -112,12 +112,12 @@ class Facts:
         """Number of steps without a time, and why."""
         numbers = {step.step for step in self.steps}
         is_first_untimed = bool(numbers) and 0 not in numbers
-        n_unheard = self.n_steps - len(numbers) - is_first_untimed
+        n_missing = self.n_steps - len(numbers) - is_first_untimed
         reasons = []
         if is_first_untimed:
             reasons.append("the first has none: a step's time runs from the end of the step before")
-        if n_unheard:
-            reasons.append(f"of {n_unheard} no daemon heard: none ran then, or what it was sent was dropped")
+        if n_missing:
+            reasons.append(f"of {n_missing} no daemon heard: none ran then, or what it was sent was dropped")
         return reasons
 
     def explained(self) -> list[Explanation]:

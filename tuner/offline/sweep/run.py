@@ -370,8 +370,8 @@ def ready_emulated(request: SweepRequest, collectives: Sequence[Collective]) -> 
 def _of(store: Store, fabric_id: str, communicator: CommunicatorClass) -> Array:
     """What earlier sweeps recorded for this communicator class."""
     found = store.measurements(fabric_id=fabric_id, source=Source.sweep, chunk_bytes=None)
-    ours = (found["n_ranks"] == communicator.n_ranks) & (found["n_nodes"] == communicator.n_nodes)
-    matching: Array = found[ours]
+    is_same = (found["n_ranks"] == communicator.n_ranks) & (found["n_nodes"] == communicator.n_nodes)
+    matching: Array = found[is_same]
     return matching
 
 

@@ -143,7 +143,7 @@ def _pooled_squares(points: Sequence[GridPoint]) -> tuple[float, int]:
         np.abs(np.log(point.duration_us) - math.log(point.median_us)) for point in points if len(point.duration_us) > 1
     ]
     # The median of an odd number of samples is one of them, whose deviation of 0 shows nothing.
-    told = [one for deviations in found for one in deviations.tolist() if one > 0]
-    limit = FAR_DEVIATIONS * _MAD_TO_SIGMA * float(np.median(told)) if told else math.inf
+    nonzero = [one for deviations in found for one in deviations.tolist() if one > 0]
+    limit = FAR_DEVIATIONS * _MAD_TO_SIGMA * float(np.median(nonzero)) if nonzero else math.inf
     kept = [deviations for deviations in found if deviations.max() <= limit]
     return sum(float(np.sum(one**2)) for one in kept), sum(len(one) - 1 for one in kept)

@@ -154,8 +154,8 @@ class Worker:
         deadline_s = time.monotonic() + TIMED_WAIT_S
         while sum(map(len, blocks)) < command.n_repeats and time.monotonic() < deadline_s:
             block = self._plugin.drain()
-            is_ours = (block["flags"] & FLAG_TIMED != 0) & (block["collective"] == command.collective)
-            blocks.append(block[is_ours & (block["message_bytes"] == command.message_bytes)])
+            is_asked = (block["flags"] & FLAG_TIMED != 0) & (block["collective"] == command.collective)
+            blocks.append(block[is_asked & (block["message_bytes"] == command.message_bytes)])
             if not len(blocks[-1]):
                 time.sleep(0.001)
         records = np.concatenate(blocks)

@@ -24,7 +24,7 @@ _SIZES: Final = tuple(1 << exponent for exponent in range(10, 31, 2))
 _QUICKLY_CONNECTED: Final = Candidate(Algorithm.ring, Protocol.simple, 1)
 
 
-class Believed(NamedTuple):
+class ReleaseBelief(NamedTuple):
     """A release's belief about one communicator."""
 
     topology: Topology
@@ -33,7 +33,7 @@ class Believed(NamedTuple):
     """The cell whose NCCL estimate the belief misses most, of five collectives from 1 KiB to 1 GiB."""
 
 
-def ask(library: Path, cluster: Cluster) -> Believed:
+def ask(library: Path, cluster: Cluster) -> ReleaseBelief:
     """Let the library search the cluster's topology, and compare its cost tables with the resulting belief.
 
     Args:
@@ -60,7 +60,7 @@ def ask(library: Path, cluster: Cluster) -> Believed:
     model = believed(answer.search, machine, cluster.n_ranks, cluster.n_nodes, answer.version)
     model = with_stated_cells(answer.answers, model)
     worst = max(differences(answer.answers, model), key=lambda each: each.relative_error)
-    return Believed(model, nccl.version_text, worst)
+    return ReleaseBelief(model, nccl.version_text, worst)
 
 
 def _rows(cluster: Cluster) -> Sequence[PlanRow]:

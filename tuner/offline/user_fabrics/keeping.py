@@ -17,7 +17,7 @@ from ....store.atomic_file import atomic_write
 from ....store.errors import UserError
 from ....store.foreign.regular_file import read_file
 from ....store.paths import user_fabrics_dir
-from .belief import Believed, ask
+from .belief import ReleaseBelief, ask
 from .text import fabric_text
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -81,7 +81,7 @@ def add(
         # All nodes first: more ranks than can be asked about are refused at once.
         many_nodes = ask(library, Cluster(copy, n_nodes, used)) if n_nodes > 1 else None
         one_node = ask(library, Cluster(copy, 1, used)) if used > 1 else None
-    found: list[Believed] = [each for each in (one_node, many_nodes) if each is not None]
+    found: list[ReleaseBelief] = [each for each in (one_node, many_nodes) if each is not None]
     text = fabric_text(
         name,
         found[0].release,

@@ -42,7 +42,7 @@ class _Connection:
         self._daemon = daemon
         self._answered = b""
 
-    def heard(self, end: sockets.socket, data: bytes) -> None:
+    def received(self, end: sockets.socket, data: bytes) -> None:
         """Keep the bytes of one end for the other."""
         self.waiting[self.ends[end]] = data
         if end is self._daemon and not self.is_known:
@@ -67,7 +67,7 @@ class Doorkeeper:
         self._selector = selectors.DefaultSelector()
         listening.setblocking(False)
         self._watch(listening, selectors.EVENT_READ, self._let_in)
-        self._watch(sys.stdin.fileno(), selectors.EVENT_READ, self._told)
+        self._watch(sys.stdin.fileno(), selectors.EVENT_READ, self._stdin_ready)
 
     def run(self) -> None:
         """Forward bytes until the end of stdin."""
@@ -121,7 +121,7 @@ class Doorkeeper:
                 if not (data := end.recv(_BUFFER_BYTES)):
                     raise ConnectionResetError
                 was_known = connection.is_known
-                connection.heard(end, data)
+                connection.received(end, data)
                 if connection.is_known and not was_known and len(self._open) > self._max_known:
                     n_known = len(self._open) - len(self._strangers())
                     if n_known > self._max_known:
@@ -148,7 +148,7 @@ class Doorkeeper:
                 self._watch(end, 0, None)
                 end.close()
 
-    def _told(self, _: object, __: int) -> None:
+    def _stdin_ready(self, _: object, __: int) -> None:
         if not os.read(sys.stdin.fileno(), 4096):
             self._is_done = True
         for one in list(self._open):

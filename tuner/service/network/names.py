@@ -37,11 +37,11 @@ class Names:
         with self._lock:
             now_s = time.monotonic()
             self._answers = {name: one for name, one in self._answers.items() if now_s - one[1] < ASK_AGAIN_S}
-            told = self._answers.get(host)
-            if told is not None and told[0]:
+            answer = self._answers.get(host)
+            if answer is not None and answer[0]:
                 del self._answers[host]
-                return told[0]
-            if told is not None or host in self._asked or len(self._asked) >= MAX_AT_ONCE:
+                return answer[0]
+            if answer is not None or host in self._asked or len(self._asked) >= MAX_AT_ONCE:
                 return ""
             self._asked.add(host)
         try:

@@ -138,9 +138,9 @@ def _block(lines: list[_Line], summary: Summary) -> Block:
     block["timing_source"] = np.where(timed, sources, TimingSource.none)
     block["flags"] = np.where(timed, FLAG_TIMED, 0)
     if any(map(_algorithm, performances)):
-        told = [(one.coll_algo, one.coll_proto, one.coll_n_channels) for one in performances]
-        settings = {words: _setting(*words) for words in set(told)}
-        block["algorithm"], block["protocol"], block["n_channels"] = np.array([settings[words] for words in told]).T
+        reported = [(one.coll_algo, one.coll_proto, one.coll_n_channels) for one in performances]
+        settings = {words: _setting(*words) for words in set(reported)}
+        block["algorithm"], block["protocol"], block["n_channels"] = np.array([settings[words] for words in reported]).T
     known = collective != UNKNOWN_U1
     summary.skip(LeftOut.unknown_operation, int((~known).sum()))
     return block if bool(known.all()) else block[known]

@@ -82,9 +82,9 @@ class _Communicator:
 
     def agrees(self, other: _Communicator) -> bool:
         """Whether both may describe one communicator."""
-        told = ((self.n_nodes, other.n_nodes), (self.comm_id, other.comm_id))
+        pairs = ((self.n_nodes, other.n_nodes), (self.comm_id, other.comm_id))
         is_one_shape = (self.rank, self.n_ranks) == (other.rank, other.n_ranks)
-        return is_one_shape and all(mine == its or not mine or not its for mine, its in told)
+        return is_one_shape and all(mine == its or not mine or not its for mine, its in pairs)
 
 
 @dataclass
@@ -180,17 +180,17 @@ def _communicators(chunk: bytes, log: _Log) -> None:
 
 def _communicator(host: bytes, found: re.Match[bytes], log: _Log) -> None:
     pointer, rank, n_ranks, n_nodes, comm_id = found.groups()
-    told = _Communicator(
+    parsed = _Communicator(
         int(rank), int(n_ranks), int(n_nodes or 0), int(comm_id, 16) & 0xFFFFFFFFFFFFFFFF if comm_id else 0
     )
     known = log.communicators.get((host, pointer))
-    if known is not None and not known.agrees(told):
+    if known is not None and not known.agrees(parsed):
         log.earlier.append((host, known))
         known = None
     if known is None:
-        log.communicators[host, pointer] = told
+        log.communicators[host, pointer] = parsed
     else:
-        known.n_nodes, known.comm_id = told.n_nodes or known.n_nodes, told.comm_id or known.comm_id
+        known.n_nodes, known.comm_id = parsed.n_nodes or known.n_nodes, parsed.comm_id or known.comm_id
 
 
 def _process_ranks(log: _Log) -> dict[bytes, int]:

@@ -238,7 +238,7 @@ class _Reader:
             self.held = []
         for block in self.held:
             if run.count is None:
-                self.summary.tell(run.compared(run.collective), self.file_name)
+                self.summary.note_ranks(run.compared(run.collective), self.file_name)
             with_ranks(block, run, self.n_runs)
             if run.is_forced:
                 block["flags"] |= FLAG_FORCED

@@ -59,7 +59,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
             run, collective = RunRanks(_ranks(head.get("devices"), n_each)), _collective(head.get("args"))
             for block in blocks_of(_observations(run, collective, value, settings, summary)):
                 if run.count is None:
-                    summary.tell(run.compared(collective), path.name)
+                    summary.note_ranks(run.compared(collective), path.name)
                 with_ranks(block, run)
                 block["flags"] |= flag
                 yield block
@@ -86,8 +86,8 @@ def _asked(env: Any) -> dict[str, str] | None:
     if not isinstance(env, list | Mapping):
         return None
     entries = (f"{name}={value}" for name, value in env.items()) if isinstance(env, Mapping) else env
-    told = dict(entry.partition("=")[::2] for entry in entries if isinstance(entry, str))
-    return {name: told.get(name, "") for name in _ASKING}
+    given = dict(entry.partition("=")[::2] for entry in entries if isinstance(entry, str))
+    return {name: given.get(name, "") for name in _ASKING}
 
 
 def _collective(arguments: Any) -> Collective | None:

@@ -139,7 +139,7 @@ def _with_ranks(rows: list[_Row], path: Path, summary: Summary) -> Iterator[_Row
             if key[0] == stated:  # without stated ranks, two runs may follow each other
                 counts[key] = rank_count(stated, common if common.least <= common.most else implied[key])
     for count in dict.fromkeys(counts.values()):
-        summary.tell(count, path.name)
+        summary.note_ranks(count, path.name)
     for row in rows:
         yield row._replace(n_ranks=counts[row.n_ranks, row.collective].n_ranks)
 

@@ -110,7 +110,7 @@ def portions(path: Path, user_facts: UserFacts, summary: Summary, found: Callabl
         found(rows.tobytes() + numbered.tobytes() + repr(list(numbers)).encode())
         is_silent = not any(name in piece.columns for name in _NOBODY)
         for (job_id, fabric_id), number in numbers.items():
-            chosen = _said(rows[numbered == number], user_facts, summary, is_silent=is_silent)
+            chosen = _with_user_facts(rows[numbered == number], user_facts, summary, is_silent=is_silent)
             if len(chosen):
                 yield Portion(chosen, job_id or None, fabric_id or None, path=path)
 
@@ -118,7 +118,7 @@ def portions(path: Path, user_facts: UserFacts, summary: Summary, found: Callabl
 _OF_JOB: Final = ("job_id", "fabric_id")
 
 
-def _said(rows: Block, user_facts: UserFacts, summary: Summary, *, is_silent: bool) -> Block:
+def _with_user_facts(rows: Block, user_facts: UserFacts, summary: Summary, *, is_silent: bool) -> Block:
     rows = placed(rows, user_facts, summary)
     if not is_silent:
         for option, value in (("--setting", user_facts.setting), ("--default", user_facts.is_default)):

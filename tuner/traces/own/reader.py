@@ -147,7 +147,7 @@ def _checked(members: Iterator[tuple[int, bytes]], path: Path) -> Iterator[Trace
             member = _decoder.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             if not seen_header:
-                raise _not_ours(path) from error
+                raise _not_a_trace(path) from error
             raise _damaged(path, f"the member at byte {offset} is not one of ours ({error})") from error
         if isinstance(member, TraceHeader):
             if seen_header:
@@ -155,7 +155,7 @@ def _checked(members: Iterator[tuple[int, bytes]], path: Path) -> Iterator[Trace
             seen_header = True
             _check_version(member, path)
         elif not seen_header:
-            raise _not_ours(path)
+            raise _not_a_trace(path)
         yield member
     if not seen_header:
         raise _without_header(path)
@@ -169,7 +169,7 @@ def _without_header(path: Path) -> TraceError:
 
 def _check_version(header: TraceHeader, path: Path) -> None:
     if header.format != TRACE_FORMAT:
-        raise _not_ours(path)
+        raise _not_a_trace(path)
     if header.version != TRACE_VERSION:
         raise TraceError(
             f"{path} is of trace version {header.version}, this zerotune reads version {TRACE_VERSION}",
@@ -177,7 +177,7 @@ def _check_version(header: TraceHeader, path: Path) -> None:
         )
 
 
-def _not_ours(path: Path) -> TraceError:
+def _not_a_trace(path: Path) -> TraceError:
     return TraceError(f"{path} is not a zerotune trace", "name a file that launch --log-trace wrote")
 
 
@@ -205,7 +205,7 @@ def _members(file: TraceFile, path: Path) -> Iterator[tuple[int, bytes]]:
                 parts = []
     except zlib.error as error:
         if file.member_begin == 0:
-            raise _not_ours(path) from error
+            raise _not_a_trace(path) from error
         raise _damaged(path, f"the member at byte {file.member_begin} cannot be unpacked ({error})") from error
 
 

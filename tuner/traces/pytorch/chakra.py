@@ -167,15 +167,15 @@ def _observation(
     file_name: str,
 ) -> Observation | None:
     kind = attributes.get("comm_type")
-    told = find_collective(node.name.decode("utf-8", "replace"))
-    collective = _COLLECTIVES.get(kind) if type(kind) is int else told
+    named = find_collective(node.name.decode("utf-8", "replace"))
+    collective = _COLLECTIVES.get(kind) if type(kind) is int else named
     if collective is None:
         summary.skip(LeftOut.barrier_or_unknown)
         return None
     n_bytes, sizes = attributes.get("comm_size"), {name: attributes.get(name) for name in ("pg_size", "group_size")}
-    sizes_told = {name: size for name, size in sizes.items() if type(size) is int and 0 < size < 1 << 31}
+    stated_sizes = {name: size for name, size in sizes.items() if type(size) is int and 0 < size < 1 << 31}
     side = n_bytes if type(n_bytes) is int and 0 < n_bytes <= MAX_BYTES else None
-    message_bytes, n_ranks = sized_call(collective, (side, None), sizes_told, summary, file_name)
+    message_bytes, n_ranks = sized_call(collective, (side, None), stated_sizes, summary, file_name)
     if not message_bytes:
         summary.skip(LeftOut.bytes_or_ranks_unknown)
         return None

@@ -114,7 +114,7 @@ def _observation(
         summary.skip(LeftOut.not_a_collective if known else LeftOut.unknown_operation)
         return None
     group_name = str(group)[:200] if isinstance(group, str | int) else ""
-    told = {
+    by_source = {
         "its call": n_ranks if type(n_ranks) is int and 0 < n_ranks < 1 << 31 else 0,
         "its group": group_sizes.get(group_name),
     }
@@ -123,7 +123,7 @@ def _observation(
         summary.skip(LeftOut.impossible_size)
         return None
     sides = [None if count is None or width is None or not count else count * width for count in elements]
-    message_bytes, n_ranks = sized_call(collective, sides, told, summary, file_name)
+    message_bytes, n_ranks = sized_call(collective, sides, by_source, summary, file_name)
     if not message_bytes:
         summary.skip(LeftOut.bytes_unknown)
         return None

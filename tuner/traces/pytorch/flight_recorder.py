@@ -125,9 +125,9 @@ def _observation(
     if any(_is_damaged(sizes) for sizes, _ in sides):
         summary.skip(LeftOut.impossible_size)
         return None
-    told = {"its group": len(ranks or ())}
+    by_source = {"its group": len(ranks or ())}
     both_bytes = [_side_bytes(sizes, dtypes) for sizes, dtypes in sides]
-    message_bytes, n_ranks = sized_call(collective, both_bytes, told, summary, file_name)
+    message_bytes, n_ranks = sized_call(collective, both_bytes, by_source, summary, file_name)
     if not message_bytes:
         summary.skip(LeftOut.bytes_unknown)
         return None

@@ -85,7 +85,7 @@ class _Kernel:
     n_channels: int
     external_id: int
     correlation: int
-    told: Mapping[str, Any] | None
+    args: Mapping[str, Any] | None
 
 
 @dataclass
@@ -102,7 +102,7 @@ class _Events:
     """Devices on which the kernels ran."""
     is_counted: bool = False
     """Whether calls have no numbers, and are counted instead."""
-    told: dict[int, tuple[float, Mapping[str, Any]]] = field(default_factory=dict)
+    args: dict[int, tuple[float, Mapping[str, Any]]] = field(default_factory=dict)
     """External id -> start and arguments of the call that launched the kernel."""
     calls: dict[int, list[tuple[float, float, str, Mapping[str, Any]]]] = field(default_factory=dict)
     """Thread -> (start, end, name, arguments) of calls with dimensions."""
@@ -200,7 +200,7 @@ def _take(event: dict[str, Any], events: _Events, summary: Summary) -> None:
         if external_id is not None:
             events.places[external_id] = float(start), thread
         if "Collective name" in args and external_id is not None:
-            events.told[external_id] = float(start), args
+            events.args[external_id] = float(start), args
         elif "Input Dims" in args and isinstance(duration, int | float) and name != "record_param_comms":
             calls = (events.operators if name in _OPERATORS else events.calls).setdefault(thread, [])
             calls.append((float(start), float(start) + float(duration), name, args))
@@ -221,13 +221,13 @@ def _observations(events: _Events, summary: Summary, file_name: str) -> Iterator
     kernels = events.kernels or _calls_alone(events, summary)
     is_begun = False
     for kernel in sorted(kernels, key=lambda kernel: kernel.start_us):
-        told = kernel.told
-        if told is None and kernel.external_id in events.told:
-            told = events.told[kernel.external_id][1]
-        if told is None or ("Group size" not in told and "Out msg nelems" not in told):
+        args = kernel.args
+        if args is None and kernel.external_id in events.args:
+            args = events.args[kernel.external_id][1]
+        if args is None or ("Group size" not in args and "Out msg nelems" not in args):
             dimensions = _dimensions(kernel, events, launches, used)
-            told = dimensions if told is None or dimensions is None else {**dimensions, **told}
-        if told is None:
+            args = dimensions if args is None or dimensions is None else {**dimensions, **args}
+        if args is None:
             is_pair = "sendrecv" in kernel.name.lower()  # point to point, or an all-to-all made of it
             unsized = (
                 LeftOut.kernel_without_size
@@ -237,21 +237,21 @@ def _observations(events: _Events, summary: Summary, file_name: str) -> Iterator
             summary.skip(LeftOut.point_to_point_or_unknown if is_pair else unsized)
             continue
         is_begun = True
-        observation = _observation(kernel, told, events, counters, summary, file_name)
+        observation = _observation(kernel, args, events, counters, summary, file_name)
         if observation is not None:
             yield observation
 
 
 def _calls_alone(events: _Events, summary: Summary) -> list[_Kernel]:
     """Calls in a trace without any kernel, as kernels of unknown duration and channels."""
-    if events.told:
+    if events.args:
         summary.note("the trace has the calls of collectives but not their kernels: their durations are unknown")
-    return [_Kernel("", start_us, -1.0, 0, at, -1, told) for at, (start_us, told) in events.told.items()]
+    return [_Kernel("", start_us, -1.0, 0, at, -1, args) for at, (start_us, args) in events.args.items()]
 
 
 def _launches(events: _Events) -> dict[int, tuple[float, int]]:
     """Correlation id -> (time, thread) of the launches of collective kernels without sizes."""
-    wanted = {kernel.correlation for kernel in events.kernels if kernel.told is None or "Group size" not in kernel.told}
+    wanted = {kernel.correlation for kernel in events.kernels if kernel.args is None or "Group size" not in kernel.args}
     return {
         correlation: (launch_us, thread)
         for correlation, launch_us, thread in zip(
@@ -326,26 +326,26 @@ def _n_elements(dim: Any) -> int | None:
 
 def _observation(
     kernel: _Kernel,
-    told: Mapping[str, Any],
+    args: Mapping[str, Any],
     events: _Events,
     counters: SequenceNumbers,
     summary: Summary,
     file_name: str,
 ) -> Observation | None:
-    name, dtype = told.get("Collective name"), told.get("dtype")
+    name, dtype = args.get("Collective name"), args.get("dtype")
     collective = _collective_of(name) if isinstance(name, str) else None
     if collective is None or collective in POINT_TO_POINT:
         summary.skip(LeftOut.point_to_point_or_unknown)
         return None
     width = _width_of(dtype) if isinstance(dtype, str) else None
-    elements = [told.get(f"{side} msg nelems") for side in ("In", "Out")]
+    elements = [args.get(f"{side} msg nelems") for side in ("In", "Out")]
     if any(map(is_impossible, elements)):
         summary.skip(LeftOut.impossible_size)
         return None
-    group, ranks = str(told.get("Process Group Name", ""))[:400], str(told.get("Process Group Ranks", ""))[:400]
-    n_told = {"its call": _size(told.get("Group size")), "its list": _n_listed(told), **events.groups.get(group, {})}
+    group, ranks = str(args.get("Process Group Name", ""))[:400], str(args.get("Process Group Ranks", ""))[:400]
+    by_source = {"its call": _size(args.get("Group size")), "its list": _n_listed(args), **events.groups.get(group, {})}
     sides = [_side(n_elements, width) for n_elements in elements]
-    message_bytes, n_ranks = sized_call(collective, sides, n_told, summary, file_name)
+    message_bytes, n_ranks = sized_call(collective, sides, by_source, summary, file_name)
     if events.world_size and n_ranks > events.world_size:
         summary.note(f"{file_name}: a group has {n_ranks} ranks, but the job is said to have {events.world_size}")
     if not message_bytes:
@@ -353,7 +353,7 @@ def _observation(
         return None
     # Groups without a name are distinguished by their sizes.
     comm_id = _communicator_of(f"{group}\0{ranks}" if group or ranks else f"of {n_ranks}")
-    sequence = _integer(told.get("Seq"))
+    sequence = _integer(args.get("Seq"))
     events.is_counted = events.is_counted or sequence is None
     timed = 0 < kernel.duration_us < 1e12
     return Observation(
@@ -377,9 +377,9 @@ def _size(value: Any) -> int:
     return n_ranks if n_ranks is not None and 0 < n_ranks <= UNKNOWN_U4 else 0
 
 
-def _n_listed(told: Mapping[str, Any]) -> int:
+def _n_listed(args: Mapping[str, Any]) -> int:
     """Ranks in a call's list; 0: there is no list, or a long one, which torch truncates."""
-    ranks = told.get("Process Group Ranks")
+    ranks = args.get("Process Group Ranks")
     listed = ranks if isinstance(ranks, list) else str(ranks or "").strip("[]").split(",")
     return len(listed) if all(str(rank).strip().isdigit() for rank in listed) else 0
 

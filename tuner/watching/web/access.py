@@ -79,7 +79,7 @@ class Access:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        if not self._is_ours(headers.get("host", "")):
+        if not self._is_own_host(headers.get("host", "")):
             return PlainTextResponse("this host is not served here\n", 421)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("this page can only be read\n", 405)
@@ -93,7 +93,7 @@ class Access:
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(errors="replace"), self._token.encode())
 
-    def _is_ours(self, host: str) -> bool:
+    def _is_own_host(self, host: str) -> bool:
         name = host.lower()
         if name.startswith("["):
             name, _, _ = name[1:].partition("]")
