@@ -74,6 +74,14 @@ def test_another_machine_begins_anew(starts: Starts) -> None:
         assert history(store, TRAINING).job_ids == [last]
 
 
+def test_starts_with_a_variable_of_the_user_are_compared_with_each_other_only(starts: Starts) -> None:
+    starts.add()
+    starts.add("NCCL_BUFFSIZE=8388608", step_us=9e4)
+    own = starts.add(step_us=9e4, hardware={"NCCL_BUFFSIZE": "8388608"})
+    with Store.open(starts.path, read_only=True) as store:
+        assert history(store, TRAINING).job_ids == [own]
+
+
 @pytest.mark.parametrize(
     ("news", "outcome"),
     [

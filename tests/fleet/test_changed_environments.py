@@ -60,7 +60,7 @@ def test_a_daemon_writes_what_its_book_knows_of_this_hardware(made: tuple[Path, 
     found = {one.change: one for one in effects_on(store_file, HARDWARE)}
     expected = {"NCCL_BUFFSIZE=8388608": -0.2, "FI_CXI_RDZV_PROTO=alt_read": 0.3, "NCCL_NTHREADS=256": 0.1}
     assert {change: one.longer for change, one in found.items()} == pytest.approx(expected, abs=0.02)
-    assert all(one.longer_std < 0.02 and one.n_contributors == 3 for one in found.values())
+    assert all(0.05 < one.longer_std < 0.15 and one.n_contributors == 3 for one in found.values())
     assert effects_on(store_file, HARDWARE | {"gpu": "B200"}) == [], "nothing there without that variable"
 
 
@@ -70,10 +70,12 @@ def test_a_damaged_file_is_no_knowledge(tmp_path: Path, junk: bytes) -> None:
     assert effects_on(tmp_path / "store.db", HARDWARE) == []
 
 
-def test_few_kinds_of_calls_say_nothing(made: tuple[Path, Verifier]) -> None:
+def test_one_kind_of_calls_says_less_than_four(made: tuple[Path, Verifier]) -> None:
     from zerotune.tuner.fleet.reading import read_book
 
     book = read_book(str(made[0]))
-    sizes = sorted({one.size_class for one in book.cells})[:2]
-    assert call_effects(book)
-    assert call_effects(book._replace(cells=tuple(one for one in book.cells if one.size_class in sizes))) == []
+    size = min(one.size_class for one in book.cells)
+    few = call_effects(book._replace(cells=tuple(one for one in book.cells if one.size_class == size)))
+    many = {one.change: one for one in call_effects(book)}
+    assert few
+    assert all(one.longer_std > many[one.change].longer_std for one in few)

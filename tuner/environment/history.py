@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from ..call_effects import effects_on
-from ..same_machine import Facts, hardware_of
+from ..same_machine import Facts, hardware_of, variables_of
 from .trials import Elsewhere, JobResult, Outcome
 
 if TYPE_CHECKING:
@@ -52,18 +52,27 @@ def training_id(command: Sequence[str], name: str | None) -> str:
 
 
 def history(store: Store, training: str) -> History:
-    """The results of a training's starts on the machine of its last report."""
+    """The results of a training's starts on the machine of its last report, with the same variables set by the user."""
     mine = [job for job in store.jobs() if training and job.training == training]
     fabrics = store.fabrics()
-    hardware = next((hardware_of(fabrics.get(job.fabric_id, {})) for job in mine[::-1] if job.fabric_id), {})
-    mine = [job for job in mine if not job.fabric_id or hardware_of(fabrics.get(job.fabric_id, {})) == hardware]
     last = next((job for job in mine[::-1] if job.fabric_id), None)
+    if last is not None:
+        usual = _usual(last, fabrics)
+        mine = [job for job in mine if not job.fabric_id or _usual(job, fabrics) == usual]
+    hardware = {} if last is None else hardware_of(fabrics.get(last.fabric_id, {}))
     n_usual = [len(store.steps(job.job_id)) for job in mine if not job.environment and job.fabric_id]
     early = EARLY_SHARE * median(n_usual) if n_usual else 0.0
     results = [_result(store, job, early, is_last=job is mine[-1]) for job in mine]
     is_multi_node = last is not None and _n_nodes(last, fabrics.get(last.fabric_id, {})) > 1
     elsewhere = {one.change.lower(): (one.longer, one.longer_std) for one in effects_on(store.path, hardware)}
     return History(results, [job.job_id for job in mine], hardware, is_multi_node, elsewhere)
+
+
+def _usual(job: JobRecord, fabrics: Mapping[str, Facts]) -> Facts:
+    """The machine and the variables that the user set, without those that the job tried."""
+    facts = fabrics.get(job.fabric_id, {})
+    tried = {one.partition("=")[0] for one in job.environment.split()}
+    return hardware_of(facts) | {name: value for name, value in variables_of(facts).items() if name not in tried}
 
 
 def _n_nodes(job: JobRecord, facts: Facts) -> int:

@@ -13,8 +13,8 @@ from ..call_effects import CallEffect
 from ..same_machine import Facts, hardware_of, variables_of
 from .book import Book, Cell
 
-LEAST_CELLS: Final = 3
-"""Fewer kinds of calls say nothing of an environment."""
+SPREAD: Final = 0.2
+"""Prior standard deviation (log) of a change's effect between kinds of calls; it counts as one kind."""
 
 _Place = tuple[int, int, int, str, str, int]
 
@@ -45,12 +45,13 @@ def _effect(
     hardware: dict[str, str | int | float | bool], change: str, usual: dict[_Place, Cell], changed: dict[_Place, Cell]
 ) -> Iterator[CallEffect]:
     pairs = [(usual[place], changed[place]) for place in usual.keys() & changed.keys()]
-    if len(pairs) < LEAST_CELLS:
+    if not pairs:
         return
     logs = np.log([there.median_us / here.median_us for here, there in pairs])
     weights = np.array([here.n_calls * here.median_us for here, _ in pairs])
     longer = float(np.average(logs, weights=weights))
-    std = math.sqrt(float(np.average((logs - longer) ** 2, weights=weights)))
+    variance = float(np.average((logs - longer) ** 2, weights=weights))
+    std = math.sqrt((len(pairs) * variance + SPREAD**2) / (len(pairs) + 1))
     n_contributors = min(min(here.n_contributors, there.n_contributors) for here, there in pairs)
     yield CallEffect(hardware, change, longer, std, n_contributors)
 

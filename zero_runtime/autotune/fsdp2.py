@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mode
 from typing import Any, Final, TypeVar
-from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,8 @@ from .variants import READY_AFTER, Variants, log_on_rank_0, logger, reason, why_
 
 LAST_MEETING: Final = 16 * READY_AFTER
 """Passes after which ranks no longer wait for an optimizer that has not stepped twice."""
+GONE_AFTER: Final = 1024
+"""Gathers without the parameters that gathered first, after which their model counts as gone."""
 MOST_UNLIKE: Final = 32
 """Most steps whose number of gathers differs from the step before; each of them begins a window anew."""
 
@@ -62,7 +64,7 @@ class Gathers:
         self._now_us = clock_of(group, device)
         self._variants = Variants(group, device, wanted, self._meet)
         self._first: object = None
-        self._n_gathers = self._n_passes = self._n_unlike = 0
+        self._n_gathers = self._first_at = self._n_passes = self._n_unlike = 0
         self._meets_at = READY_AFTER
         self._has_stepped = False
         self._stepped_at = self._period = 0
@@ -113,6 +115,12 @@ class Gathers:
         if self._first is None:
             self._first = place
             self._joined_as = self._safely(lambda: self._joined(1), 0)
+        if place is self._first:
+            self._first_at = self._n_gathers
+        elif self._n_gathers - self._first_at > GONE_AFTER:
+            self._first, self._first_at = place, self._n_gathers
+            if self._boundaries is not None:
+                self._boundaries.begin_anew()
         is_pass = place is self._first and torch._C._current_graph_task_id() == -1  # not in backward
         self._n_passes += is_pass
         if self._safely(self._is_captured, False):
@@ -241,12 +249,14 @@ def vary(wanted: Sequence[Mapping[str, int]]) -> None:
         from torch.distributed.fsdp import FSDPModule, fully_shard
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
     except (SettingsError, ImportError) as error:
-        logger.warning("zerotune: no communicator variant is tried: %s", error)
+        if os.environ.get("RANK", "0") == "0":
+            logger.warning("zerotune: no communicator variant is tried: %s", error)
         return
     if not hasattr(FSDPModule, "set_custom_all_gather"):
         logger.warning("zerotune: no communicator variant is tried: FSDP2 of torch %s has no way", torch.__version__)
         return
-    known: WeakValueDictionary[str, Gathers] = WeakValueDictionary()
+    known: dict[str, Gathers] = {}
+    """By process group: models that come later go on with its communicators, and with what was found."""
 
     # FSDP2 lets a later setting replace a gather of this class, and allocates memory as without it.
     class AllGather(DefaultAllGather):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import subprocess
@@ -291,6 +292,36 @@ def test_captured_gathers_are_left_alone(few_sms: World) -> None:
     answers = few_sms.run(captured)
     assert all(is_over for is_over, _ in answers)
     assert ["captured in a CUDA graph" in line for _, lines in answers for line in lines] == [True]
+
+
+def models_one_after_another(rank: int) -> Any:
+    """Each is gone before the next one is made; the communicators stay, and so does what was found."""
+    turn_on: list[Any] = []
+
+    def once(wanted: Any) -> None:
+        if not turn_on:
+            vary(wanted)
+            turn_on.append(fsdp.fully_shard)
+        for module in (fsdp._fully_shard, fsdp._fully_shard._fully_shard, fsdp):
+            module.fully_shard = turn_on[0]
+
+    from torch.distributed import fsdp
+
+    group: Any = dist.group.WORLD
+    seen = []
+    for _ in range(3):
+        _, steps, lines = fsdp2(rank, (FEW,), COMPUTE_US, N_STEPS, 1, (), None, once)
+        gc.collect()
+        seen.append((steps[-1], sum("MB of device memory" in line for line in lines), group.left_bytes()))
+    return seen
+
+
+def test_models_that_come_later_share_communicators_and_what_was_found(few_sms: World) -> None:
+    first, *later = few_sms.run(models_one_after_another)[0]
+    assert first[:2] == ((1,), 1)
+    for steps, n_made, left_bytes in later:
+        assert (n_made, left_bytes) == (0, first[2])
+        assert len(steps) == 1
 
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
