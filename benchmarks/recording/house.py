@@ -35,12 +35,12 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 49_870,
+    "tuner_lines": 49_871,
     "agent_lines": 23_345,
     "agent_wheel_lines": 23_345,
     "store_lines": 6_367,
     "zero_runtime_lines": 5_002,
-    "tests_lines": 51_943,
+    "tests_lines": 51_949,
     "benchmarks_lines": 22_657,
     "constants": 1_118,
     "files_over_400_lines": 24,

@@ -60,6 +60,12 @@ def test_one_node_is_offered_nothing_of_networks():
     assert not {"NCCL_CROSS_NIC", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_SHM_DISABLE"} & set(found)
 
 
+def test_a_node_with_one_gpu_is_offered_nothing_between_gpus():
+    box = {"type_intra": 8, "ranks_per_node": 1}
+    assert "NCCL_SHM_DISABLE" in variables(candidates_for(box | {"ranks_per_node": 8}, NEW, True, ()))
+    assert not {"NCCL_SHM_DISABLE", "NCCL_P2P_LEVEL"} & set(variables(candidates_for(box, NEW, True, ())))
+
+
 def test_adaptive_routing_is_turned_over():
     roce = {"adapters": "2 x Ethernet 100 Gb/sec (4X EDR)"}
     assert Candidate("NCCL_IB_ADAPTIVE_ROUTING", "0") in candidates_for(H100, NEW, True, ())

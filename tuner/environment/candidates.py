@@ -127,7 +127,7 @@ def _places(hardware: Mapping[str, str | int | float | bool], is_multi_node: boo
     if known.get("n_nvlinks", 0) > 0 or known.get("type_intra") == 1:  # the latter for an emulated machine
         if known.get("compute_capability", 0) >= 90:
             yield Place.nvls
-    elif known.keys() & {"n_nvlinks", "type_intra"}:
+    elif known.keys() & {"n_nvlinks", "type_intra"} and known.get("ranks_per_node", 2) > 1:
         yield Place.pcie
     if is_multi_node:
         yield Place.nodes

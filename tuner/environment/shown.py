@@ -88,7 +88,8 @@ def render(found: History, console: Console) -> None:
 
 def render_advice(found: History, console: Console) -> None:
     """Print the changes that may be tried on that machine, the most promising first, and their effects."""
-    offered = candidates(found, in_effect(os.environ))
+    in_force = kept(found.jobs).split()
+    offered = [one for one in candidates(found, in_effect(os.environ)) if str(one) not in in_force]
     offered.sort(key=lambda one: found.elsewhere.get(str(one).lower(), (0.0, 0.0))[0])
     if not offered:
         console.print("nothing: no start of this training has told what its machine is, or you have set all of it")
