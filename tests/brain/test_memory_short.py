@@ -36,6 +36,7 @@ from zerotune.store.records import (
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.memory import MemoryGate
+from zerotune.tuner.learning.policy.observations import HORIZON_STEPS
 
 MIB = 1 << 20
 BOXES = CommunicatorClass(16, 16)
@@ -272,3 +273,82 @@ def test_the_fullest_device_counts() -> None:
     gate.take_reading(0.4)
     assert gate.pressure == pytest.approx(0.8)
     assert gate.is_falling
+
+
+def _ran(communicator: CommunicatorClass, *settings: Candidate) -> np.ndarray:
+    block = np.zeros(len(settings), MEASUREMENT)
+    block["n_ranks"], block["n_nodes"] = communicator.n_ranks, communicator.n_nodes
+    for row, setting in zip(block, settings, strict=True):
+        row["algorithm"], row["protocol"], row["n_channels"] = setting.algorithm, setting.protocol, setting.n_channels
+    return block
+
+
+def test_connections_are_known_for_each_communicator_class() -> None:
+    wide, narrow = CommunicatorClass(16, 2), CommunicatorClass(8, 1)
+    gate = MemoryGate(0.92)
+    gate.ran(_ran(wide, Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.ring, Protocol.simple, 2)))
+    gate.ran(_ran(narrow, Candidate(Algorithm.tree, Protocol.ll, 1)))
+    assert gate.has_room_for(Candidate(Algorithm.ring, Protocol.simple, 4), wide)
+    assert not gate.has_room_for(Candidate(Algorithm.ring, Protocol.simple, 5), wide)
+    assert not gate.has_room_for(Candidate(Algorithm.ring, Protocol.simple, 1), narrow)
+    assert not gate.has_room_for(BASELINE, wide)
+    assert gate.allows(Candidate(Algorithm.ring, Protocol.ll, 5), wide)
+    gate.take_reading(0.95)
+    assert gate.allows(Candidate(Algorithm.tree, Protocol.ll, 1), narrow)
+    assert not gate.allows(Candidate(Algorithm.tree, Protocol.ll, 1), wide)
+    assert gate.allows(Candidate(Algorithm.ring, Protocol.ll, 4), wide)
+    assert not gate.allows(Candidate(Algorithm.ring, Protocol.ll, 5), wide)
+
+
+def test_a_setting_that_would_fill_the_device_is_not_tried() -> None:
+    boxes = CommunicatorClass(4, 4)
+    gate = MemoryGate(0.92, {"device_mb": 1000.0, "channel_mb": 9.0})
+    gate.ran(_ran(boxes, Candidate(Algorithm.ring, Protocol.ll, 8)))
+    tree = Candidate(Algorithm.tree, Protocol.ll, 1)  # 8 channels, 3 neighbours: 216 MB
+    for pressure, fits in ((0.6, True), (0.8, False), (0.6, True)):
+        gate.take_reading(pressure)
+        assert gate.allows(tree, boxes) == fits
+        assert gate.allows(Candidate(Algorithm.ring, Protocol.simple, 8), boxes)
+    by_nccls_arithmetic = MemoryGate(0.92, {"device_mb": 80_000.0})
+    by_nccls_arithmetic.take_reading(0.91)
+    assert not by_nccls_arithmetic.allows(tree, boxes)  # 16 channels of 56 MB
+    unknown = MemoryGate(0.92, {})
+    unknown.take_reading(0.91)
+    assert unknown.allows(tree, boxes)
+
+
+def test_memory_is_short_above_the_threshold_until_it_has_fallen() -> None:
+    gate = MemoryGate(0.92)
+    seen = []
+    for pressure in (0.5, 0.93, 0.91, 0.93, 0.89, 0.85, 0.82, 0.7, 0.95, 0.95, 0.5):
+        gate.take_reading(pressure)
+        seen.append((gate.is_short, gate.is_falling))
+    short, free, quiet = (True, False), (False, True), (False, False)
+    assert seen == [quiet, short, short, short, quiet, quiet, free, free, short, short, free]
+    gradual = MemoryGate(0.92)
+    for pressure in (0.8, 0.75, 0.72):
+        gradual.take_reading(pressure)
+        assert not gradual.is_falling
+    gradual.take_reading(0.6)
+    assert gradual.is_falling
+
+
+def test_a_setting_that_fits_alone_waits_for_a_promised_one() -> None:
+    gate = _gate()
+    gate.take_reading(0.5)  # tree takes 0.216, PAT 0.576
+    assert gate.allows(TREE, BOXES)
+    gate = _gate(device_mb=1700.0)  # 0.127 and 0.339
+    gate.take_reading(0.5)
+    assert gate.allows(TREE, BOXES)
+    assert gate.allows(PAT, BOXES)
+    gate.promise(TREE, BOXES)
+    assert gate.allows(TREE, BOXES)
+    assert not gate.allows(PAT, BOXES)
+    for _ in range(HORIZON_STEPS):
+        gate.take_reading(0.5)
+    assert gate.allows(PAT, BOXES), "the trial ended before it ran"
+    gate.promise(TREE, BOXES)
+    connected = _calls(200, 0.5)
+    connected["algorithm"] = Algorithm.tree
+    gate.ran(connected)
+    assert gate.allows(PAT, BOXES), "the pressure tells by now"
