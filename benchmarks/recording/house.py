@@ -40,7 +40,7 @@ REACHED = {
     "agent_wheel_lines": 23_345,
     "store_lines": 6_367,
     "zero_runtime_lines": 5_002,
-    "tests_lines": 52_029,
+    "tests_lines": 52_226,
     "benchmarks_lines": 22_657,
     "constants": 1_118,
     "files_over_400_lines": 24,

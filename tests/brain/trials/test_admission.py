@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,11 +15,17 @@ from zerotune.store.records import (
     Algorithm,
     Candidate,
     Collective,
+    CommunicatorClass,
+    DecisionKey,
     Phase,
     Protocol,
+    size_class,
 )
+from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.acquisition import AcquisitionInput, Option
 from zerotune.tuner.learning.policy.risk import Budget
+from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
+from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
 
 TRIED = Candidate(Algorithm.ring, Protocol.ll, 4)
 STEPS_AT_RISK = 3.0
@@ -36,6 +43,13 @@ def _option(
     return case.best(lambda candidate: candidate == TRIED, ())
 
 
+@pytest.mark.parametrize("of_its_risk", [0.99, 1.01])
+def test_what_a_trial_may_cost_must_be_left_of_the_budget(of_its_risk: float) -> None:
+    found = _option(0.0, 0.25)
+    assert found is not None
+    assert (_option(0.0, 0.25, room_us=of_its_risk * found.risk_us) is not None) == (of_its_risk > 1.0)
+
+
 def test_risk_is_what_a_trial_costs_on_average() -> None:
     """Not its 90 % bound: few trials are as slow as that, and those that are faster cost nothing."""
     rng = np.random.default_rng(0)
@@ -44,6 +58,44 @@ def test_risk_is_what_a_trial_costs_on_average() -> None:
         assert found is not None
         played = np.maximum(np.expm1(slower + doubt * rng.standard_normal(200_000)), 0.0).mean()
         assert found.risk_us == pytest.approx(played * 100.0 * STEPS_AT_RISK, rel=0.05)
+
+
+class _Line:
+    """What an earlier job left of one setting."""
+
+    def __init__(self, key: DecisionKey, candidate: Candidate, median_us: float, *, is_default: bool) -> None:
+        self.key, self.candidate, self.is_default = key, candidate, is_default
+        self.median_us, self.std_us, self.count = median_us, 0.02 * median_us, 50
+        self.level_std = 0.0
+
+
+class _Shifted:
+    """A correction that believes everything to be slower by 0.7 (log), and is sure of it."""
+
+    def predict(
+        self, communicator: CommunicatorClass, collective: Collective, candidates: Sequence[Candidate], classes: Ints
+    ) -> tuple[Floats, Floats]:
+        return np.full((len(classes), len(candidates)), 0.7), np.full((len(classes), len(candidates)), 0.1)
+
+    def nearest(self, communicator: CommunicatorClass) -> CommunicatorClass:
+        return communicator
+
+
+def test_what_no_earlier_run_has_measured_is_as_doubtful_as_without_a_model_where_trials_are_chosen() -> None:
+    machine = fabric.load("ethernet_boxes")
+    place, kind = machine.communicator(range(16)), Collective.all_gather
+    key = DecisionKey(place, kind, Phase.other, size_class(1 << 20))
+    measured, new = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.pat, Protocol.simple, 4)
+    knowledge = Knowledge([_Line(key, measured, 100.0, is_default=False)], _Shifted())
+    costs = CostPrior(machine.describe())
+    asked = (place, kind, (measured, new), np.array([1e6]), np.array([key.size_class]), costs)
+    usual_means, usual_stds = knowledge.guess(*asked)
+    means, stds = knowledge.guess(*asked, carries_over=False)
+    assert usual_stds[0].tolist() == [0.1, 0.1]
+    assert stds[0].tolist() == [0.1, UNKNOWN_STD]
+    assert (usual_means - means)[0].tolist() == pytest.approx([0.0, 0.7])
+    nobody_measured = Knowledge((), _Shifted())
+    assert nobody_measured.guess(*asked, carries_over=False)[1][0].tolist() == [0.1, 0.1]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +113,7 @@ def test_a_job_of_one_key_does_not_wait_for_a_hundred_steps(collective: Collecti
     assert brain.spent_percent <= 1.0
 
 
-def test_a_trial_that_connects_waits_until_that_is_earned_too() -> None:
+def test_what_would_connect_something_must_have_earned_that_as_well() -> None:
     """NCCL's own choice takes 100 us, what is tried should take 80, and connecting it 5 ms."""
 
     def begins(once_us: float, in_all_us: float) -> Option | None:
