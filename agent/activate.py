@@ -26,7 +26,7 @@ logger = logging.getLogger("zerotune.agent")
 
 @dataclass(frozen=True)
 class Installed:
-    """What runs in this process, for benchmarks and callbacks."""
+    """The agent's parts in this process, for benchmarks and callbacks."""
 
     session: Session
     hooks: StepHooks

@@ -86,7 +86,7 @@ class Facts:
 
 
 def line(facts: Facts) -> str:
-    """What the job ends with."""
+    """The job's last line."""
     n_all = len({_kind(question) for question in facts.questions})
     n_tuned = len({_kind(question) for question in facts.questions if _is_tuned(question, facts.rows)})
     if n_tuned and facts.n_matched:

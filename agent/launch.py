@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What the user asked for."""
+    """The user's command and options."""
 
     command: Sequence[str]
     fabric: str | None = None

@@ -16,6 +16,8 @@ from ..store.foreign.regular_file import read_file
 from .same_machine import Facts
 
 MAX_BYTES: Final = 16 << 20
+MOST_LOG: Final = 10.0
+"""Largest effect (log) that is written or believed."""
 
 
 class CallEffect(msgspec.Struct, frozen=True):
@@ -25,9 +27,9 @@ class CallEffect(msgspec.Struct, frozen=True):
     """As `hardware_of` describes it."""
     change: str
     """`NAME=VALUE`, the value in small letters as facts have it."""
-    longer: Annotated[float, msgspec.Meta(ge=-10.0, le=10.0)]
+    longer: Annotated[float, msgspec.Meta(ge=-MOST_LOG, le=MOST_LOG)]
     """Duration over the usual one (log)."""
-    longer_std: Annotated[float, msgspec.Meta(ge=0.0, le=10.0)]
+    longer_std: Annotated[float, msgspec.Meta(ge=0.0, le=MOST_LOG)]
     """Standard deviation over kinds of calls."""
     n_contributors: Annotated[int, msgspec.Meta(ge=1)]
 

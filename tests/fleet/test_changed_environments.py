@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
 from benchmarks.lib.waiting import wait_until
-from zerotune.tuner.call_effects import effects_on
+from zerotune.tuner.call_effects import effects_on, write_effects
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
@@ -79,3 +79,22 @@ def test_one_kind_of_calls_says_less_than_four(made: tuple[Path, Verifier]) -> N
     many = {one.change: one for one in call_effects(book)}
     assert few
     assert all(one.longer_std > many[one.change].longer_std for one in few)
+
+
+def test_impossible_cells_of_a_signed_book_do_not_hide_the_others(made: tuple[Path, Verifier], tmp_path: Path) -> None:
+    from msgspec import structs
+
+    from zerotune.tuner.fleet.reading import read_book
+
+    book = read_book(str(made[0]))
+    cells = [
+        structs.replace(one, n_calls=0, n_contributors=0) if one.fabric_id == "plugin"
+        else structs.replace(one, median_us=1e10) if one.fabric_id == "both"
+        else one
+        for one in book.cells
+    ]  # fmt: skip
+    write_effects(tmp_path / "store.db", call_effects(book._replace(cells=tuple(cells))))
+    assert {one.change for one in effects_on(tmp_path / "store.db", HARDWARE)} == {
+        "NCCL_BUFFSIZE=8388608",
+        "NCCL_NTHREADS=256",
+    }

@@ -9,12 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from ..call_effects import CallEffect
+from ..call_effects import MOST_LOG, CallEffect
 from ..same_machine import Facts, hardware_of, variables_of
 from .book import Book, Cell
 
 SPREAD: Final = 0.2
-"""Prior standard deviation (log) of a change's effect between kinds of calls; it counts as one kind."""
+"""Prior standard deviation (log) of a change's effect between kinds of calls; it counts as one kind. Assumed: no
+recording tells."""
 
 _Place = tuple[int, int, int, str, str, int]
 
@@ -23,7 +24,7 @@ def call_effects(book: Book) -> list[CallEffect]:
     """The effect of each change that a fabric of the book has and another one of the same hardware has not."""
     cells: dict[str, dict[_Place, Cell]] = defaultdict(dict)
     for one in book.cells:
-        if one.is_default:
+        if one.is_default and one.n_calls and one.n_contributors:
             cells[one.fabric_id][_place(one)] = one
     fabrics = [one for one in book.fabrics if hardware_of(one.facts)]
     by_facts = {_set_of(one.facts): one.fabric_id for one in fabrics}
@@ -53,7 +54,7 @@ def _effect(
     variance = float(np.average((logs - longer) ** 2, weights=weights))
     std = math.sqrt((len(pairs) * variance + SPREAD**2) / (len(pairs) + 1))
     n_contributors = min(min(here.n_contributors, there.n_contributors) for here, there in pairs)
-    yield CallEffect(hardware, change, longer, std, n_contributors)
+    yield CallEffect(hardware, change, max(-MOST_LOG, min(MOST_LOG, longer)), min(MOST_LOG, std), n_contributors)
 
 
 def _place(one: Cell) -> _Place:
