@@ -39,7 +39,7 @@ from .variants import READY_AFTER, Variants, log_on_rank_0, logger, reason, why_
 LAST_MEETING: Final = 16 * READY_AFTER
 """Passes after which ranks no longer wait for an optimizer that has not stepped twice."""
 GONE_AFTER: Final = 1024
-"""Gathers without the parameters that gathered first, after which their model counts as gone; a layer has two a pass."""
+"""Gathers without the parameters that gathered first, until their model counts as gone; a layer has two a pass."""
 MOST_UNLIKE: Final = 32
 """Most steps whose number of gathers differs from the step before; each of them begins a window anew."""
 LEFT: Final = "gathers of process group %s stay as they are: %s"
