@@ -20,17 +20,7 @@ import msgspec
 from .atomic_file import users_file
 from .errors import PlanError, reason
 from .foreign.regular_file import read_file
-from .records import (
-    Algorithm,
-    Candidate,
-    Collective,
-    CommunicatorClass,
-    Phase,
-    Plan,
-    PlanRow,
-    Protocol,
-    phase_name,
-)
+from .records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol, phase_name
 
 PLAN_FILE_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 16 * 2**20

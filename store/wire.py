@@ -100,7 +100,6 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**45)]
 """A count of one rank; sums over all ranks still fit 63 bits."""
 Adoptable = Annotated[int, msgspec.Meta(ge=0, le=2**30)]
 """An epoch that a rank reports as in force; epochs of later plans stay below an ordinal's limit."""
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Real = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 Fact = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"\A[^\0]*\Z")]

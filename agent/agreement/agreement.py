@@ -25,19 +25,7 @@ from . import job_start
 from .exchange import Closed, Exchange
 from .members import Members
 from .news import DaemonState, NewCommunicator, News, Notified, Offered, PollFor, Withdrawn
-from .protocol import (
-    Answer,
-    Outcome,
-    PlanChange,
-    Proposer,
-    Why,
-    decide,
-    decode,
-    decode_outcome,
-    encode,
-    framed,
-    frames,
-)
+from .protocol import Answer, Outcome, PlanChange, Proposer, Why, decide, decode, decode_outcome, encode, framed, frames
 
 logger = logging.getLogger("zerotune.agreement")
 

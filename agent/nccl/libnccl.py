@@ -26,8 +26,6 @@ SUM, AVERAGE = 0, 4
 """ncclRedOp_t"""
 IN_PROGRESS: Final = 7
 """ncclInProgress: a call on a non-blocking communicator continues in the background."""
-_HOST_IMMEDIATE: Final = 1
-"""ncclScalarHostImmediate: the factor is read at once."""
 
 
 class NcclError(PluginError):
@@ -118,7 +116,6 @@ class Libnccl:
         self._all_reduce = self._bind("AllReduce", pointer, pointer, count, number, number, pointer, pointer)
         self._broadcast = self._bind("Broadcast", pointer, pointer, count, number, number, pointer, pointer)
         self._reduce = self._bind("Reduce", pointer, pointer, count, number, number, number, pointer, pointer)
-        self._new_sum = self._bind("RedOpCreatePreMulSum", ctypes.POINTER(number), pointer, number, number, pointer)
         self._group_start = self._bind("GroupStart")
         self._group_end = self._bind("GroupEnd")
         self._destroy = self._bind("CommDestroy", pointer)
@@ -215,17 +212,6 @@ class Libnccl:
         else:
             code = self._reduce(*buffers, count, datatype, operation, root, *where)
         self._check(collective.name, code)
-
-    def premultiplied_sum(self, datatype: int, communicator: int) -> int:
-        """A reduction that multiplies by zero before it sums: its results do not matter here.
-
-        Raises:
-            NcclError: NCCL refuses it.
-        """
-        made, factor = ctypes.c_int(), ctypes.c_uint64(0)
-        code = self._new_sum(ctypes.byref(made), ctypes.addressof(factor), datatype, _HOST_IMMEDIATE, communicator)
-        self._check("RedOpCreatePreMulSum", code)
-        return made.value
 
     @contextmanager
     def group(self) -> Iterator[None]:

@@ -151,11 +151,12 @@ class RecordedCurve(NamedTuple):
 
 
 CurveKey = tuple[Collective, Algorithm, Protocol]
-POINT_COLUMNS: Final = ("collective", "algorithm", "protocol", "n_ranks", "message_bytes", "duration_us")
 
 
 def read_points(lines: Iterable[str]) -> Mapping[CurveKey, RecordedCurve]:
-    """Curves from CSV with `POINT_COLUMNS`; several points of one size are averaged.
+    """Curves from CSV: collective, algorithm, protocol, n_ranks, message_bytes, duration_us.
+
+    Several points of one size are averaged.
 
     Times are made non-decreasing in bytes: if a larger message was faster, its time counts for the smaller one, since
     the difference is noise. Raises ValueError or KeyError on malformed rows.

@@ -22,14 +22,7 @@ from ..lockfile import LockFile
 from ..records import CandidateStatistics, JobRecord, ModelRecord
 from ..wire import StoreState
 from .damage.damage import Damage, DamageWatch
-from .opening import (
-    Redo,
-    begin_anew,
-    cannot_be_opened,
-    open_for_reading,
-    open_for_writing,
-    reader,
-)
+from .opening import Redo, begin_anew, cannot_be_opened, open_for_reading, open_for_writing, reader
 from .reading.queries import Reading
 from .rows.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN
 from .writing.recording import Recording

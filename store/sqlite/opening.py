@@ -16,7 +16,7 @@ from ..errors import StoreError, StoreLockedError, StoreVersionError, reason
 from ..foreign.regular_file import begin_of
 from ..lockfile import LockFile, LockHeld
 from ..private_folders import make_private, refuse_open_folder
-from .damage.damage import SQLITE_HEADER, Damage, check_pages, is_damage, remedy
+from .damage.damage import SQLITE_HEADER, Damage, StoreDamage, check_pages, is_damage, remedy
 from .damage.recovery import Recovered, recover
 from .damage.replacement import (
     clear,
@@ -29,15 +29,7 @@ from .damage.replacement import (
     unfinished,
 )
 from .damage.sound_rows import CELLS, columns_of, show_sound_rows, warn_of_damage
-from .migrations import (
-    APPLICATION_ID,
-    MIGRATIONS_TABLE,
-    READABLE_WITHOUT,
-    all_steps,
-    applied,
-    columns_without,
-    migrate,
-)
+from .migrations import APPLICATION_ID, MIGRATIONS_TABLE, READABLE_WITHOUT, all_steps, applied, columns_without, migrate
 from .schema import guarded, has_table, stranger
 
 _log = logging.getLogger("zerotune.store")
@@ -52,10 +44,6 @@ _MOST_MODE: Final = 0o640
 
 Redo = Callable[[sqlite3.Connection], int]
 """Writes recent rows from memory into a new file; returns how many measurements that adds."""
-
-
-class StoreDamage(sqlite3.DatabaseError):
-    """SQLite can read the file, but tables or columns are missing."""
 
 
 def open_for_writing(path: Path) -> tuple[sqlite3.Connection, LockFile, Damage | None]:

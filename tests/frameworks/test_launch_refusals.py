@@ -8,7 +8,7 @@ import pytest
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli.live.launch import launch
-from zerotune.tuner.service.daemon import run_daemon
+from zerotune.tuner.service.serving import run_daemon
 
 
 @pytest.fixture(autouse=True)

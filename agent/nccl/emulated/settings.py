@@ -14,7 +14,7 @@ from ....store.counted import counted
 from ....store.errors import FabricError
 from .. import fabric as fabrics
 from ..emulation_settings import EmulationSettings
-from ..fabric import Fabric
+from ..fabric_model import Fabric
 from ..release import release
 from .device import clock
 from .device.compute import ComputeModel

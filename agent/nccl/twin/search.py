@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from ....store.errors import PluginError
-from ..cost_model import Topology
+from ..cell_terms import Topology
 from ..mock_cuda.machine import Machine
 
 LOG: Final = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH"}

@@ -23,17 +23,7 @@ from .. import library
 from ..libnccl import AVERAGE, SUM, Libnccl
 from ..mock_cuda.machine import read_machine
 from ..mock_cuda.mock import MockCuda
-from .protocol import (
-    FAILED,
-    USER_ERROR,
-    Answer,
-    Cell,
-    NodeAnswer,
-    NodeRequest,
-    Question,
-    Ran,
-    duration_us,
-)
+from .protocol import FAILED, USER_ERROR, Answer, Cell, NodeAnswer, NodeRequest, Question, Ran, duration_us
 from .search import LOG, read_search
 
 NEVER_US: Final = 1e30

@@ -28,6 +28,10 @@ _PASSING: Final = {
 """SQLite's codes and texts; Python 3.10 does not give the codes."""
 
 
+class StoreDamage(sqlite3.DatabaseError):
+    """SQLite can read the file, but tables or columns are missing."""
+
+
 class Damage(msgspec.Struct, frozen=True):
     """Damage of a store's file."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from .....store.records import Algorithm, CommunicatorClass
-from ...fabric import Fabric
+from ...fabric_model import Fabric
 from ..errors import DeviceOutOfMemory
 
 

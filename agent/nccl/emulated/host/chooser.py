@@ -11,12 +11,13 @@ import numpy as np
 
 from .....store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 from ... import catalog, cost_model, pinning
-from ...fabric import Fabric
+from ...cell_terms import N_ALGORITHMS, N_PROTOCOLS
+from ...fabric_model import Fabric
 from ..errors import EmulatedNcclError
 from .plugin_host import CommunicatorPlugins, plugin_host
 
 IGNORE: Final = cost_model.IGNORE
-_N_CELLS: Final = cost_model.N_ALGORITHMS * cost_model.N_PROTOCOLS
+_N_CELLS: Final = N_ALGORITHMS * N_PROTOCOLS
 _TABLE_BYTES: Final = _N_CELLS * 4
 _Costs = Any  # ctypes.Array[c_float]: not subscriptable at run time, nor do its items read as float
 _NEVER_WINS: Final = 3.6e9
@@ -130,7 +131,7 @@ class Chooser:
         known = self._candidates.get(key)
         if known is None:
             if winner < 0 and self._release.version < _NO_FALLBACK_SINCE:
-                winner = Algorithm.ring * cost_model.N_PROTOCOLS + Protocol.simple
+                winner = Algorithm.ring * N_PROTOCOLS + Protocol.simple
             elif winner < 0:
                 reason = (
                     "NCCL_ALGO and NCCL_PROTO leave none" if self._forbidden[collective] else "every cell is IGNORE"
@@ -142,7 +143,7 @@ class Chooser:
         return known
 
     def _with_channels(self, collective: Collective, message_bytes: int, winner: int, asked: int) -> Candidate:
-        algorithm, protocol = Algorithm(winner // cost_model.N_PROTOCOLS), Protocol(winner % cost_model.N_PROTOCOLS)
+        algorithm, protocol = Algorithm(winner // N_PROTOCOLS), Protocol(winner % N_PROTOCOLS)
         if asked <= 0:
             n_channels = cost_model.default_channels(self._topology, collective, algorithm, protocol, message_bytes)
         else:
