@@ -39,7 +39,7 @@ Question = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Facts:
-    """What rank 0 knows at its end."""
+    """Facts about the job that rank 0 knows at its end."""
 
     n_ranks: int
     backends: str
@@ -71,7 +71,7 @@ class Facts:
     """No daemon has answered, and none listens at the endpoint now."""
     endpoint: str = ""
     shadow: str = ""
-    """What a daemon in shadow mode would have changed; empty: it is not in shadow mode."""
+    """Changes that a daemon in shadow mode would have made; empty: it is not in shadow mode."""
     failure: str = ""
     """How the script itself failed; empty: no failure is known."""
     reasons: Sequence[tuple[Reason, str]] = ()
@@ -162,11 +162,8 @@ def kept(rows_of: Mapping[int, Sequence[PlanRow]], n_steps: Mapping[int, int]) -
     """The rows with a setting that is in force for good, not on trial.
 
     A row is kept if the latest plan has it, or if it ran in enough of the latest steps. A setting that alternates with
-    NCCL's own choice for comparison runs in about every second step, a setting on trial in few steps.
-
-    Args:
-        rows_of: rows of the latest plans, by epoch.
-        n_steps: number of latest steps, by epoch.
+    NCCL's own choice for comparison runs in about every second step, a setting on trial in few steps. Both arguments
+    are by epoch: rows of the latest plans, and numbers of the latest steps.
     """
     epochs_of: dict[PlanRow, set[int]] = {}
     for epoch, rows in rows_of.items():
@@ -198,11 +195,7 @@ def print_ending(
 ) -> None:
     """Print the line, if this is rank 0 of a launched job that has the agent and is not quiet.
 
-    Args:
-        plugin: None if it could not be loaded.
-        n_steps: steps whose ends were seen.
-        rows_of: rows of the latest plans, by epoch.
-        has_answered, is_silent, listened_s, shadow, reasons, replayed_share: see `Facts`.
+    `plugin` is None if it could not be loaded. `kept` explains `rows_of`, and `Facts` the other arguments.
     """
     failure = describe_failure()
     is_reported_by_watcher = bool(failure) and write_mark(Mark.failed, failure)

@@ -24,8 +24,7 @@ POLL_S = 0.2
 def begin(folder: str) -> None:
     """Have this process watched, whatever program it executes next.
 
-    Args:
-        folder: for the marks of its processes; removed in the end.
+    `folder` is for the marks of its processes; it is removed in the end.
     """
     words = [*python_with("zerotune.agent.exit_watcher"), str(os.getpid()), folder]
     # The shell exits at once, so that the command has no child that it did not start.

@@ -63,7 +63,6 @@ class LaunchRequest:
     nccl_memory_mb: float | None = None
     """Limit of the device memory of a communicator's ring, which limits its channels."""
     name: str | None = None
-    """The job's name for people."""
     is_quiet: bool = False
     """The job ends without the line that says what was tuned."""
     is_exact: bool = False
@@ -78,14 +77,11 @@ class LaunchRequest:
 
 
 def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | None = None) -> list[Finding]:
-    """Everything that prevents a tuned run.
+    """Everything that prevents a tuned run, fatal findings first.
 
     Args:
         daemon_answers: a daemon answers, or will be started.
         silent: describes a daemon that listens but does not answer; None: no daemon listens.
-
-    Returns:
-        Findings, the fatal ones first.
     """
     problems = _command_problems(request)
     if request.fabric is not None:
@@ -116,11 +112,7 @@ def endpoint(request: LaunchRequest) -> str:
 
 
 def make_writable(folder: Path) -> None:
-    """Create `folder` if need be, and check that a file can be written there.
-
-    Raises:
-        UserError: the folder cannot be created or written to.
-    """
+    """Create `folder` if need be, and check like `check_writable` that a file can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -129,11 +121,7 @@ def make_writable(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Check that a file can be written in `folder`.
-
-    Raises:
-        UserError: the folder cannot be written to, or does not exist.
-    """
+    """Raise `UserError` if no file can be written in `folder`."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass

@@ -50,13 +50,9 @@ class Mark(Enum):
 
 
 def write_mark(mark: Mark, words: str = "") -> bool:
-    """Create a mark for `zerotune.agent.exit_watcher`. Never raises: on another node there is no such folder.
+    """Create a mark with `words` for `zerotune.agent.exit_watcher`, unless it exists; returns whether it exists now.
 
-    Args:
-        words: content, if the mark does not exist yet.
-
-    Returns:
-        Whether the mark exists now.
+    Never raises: on another node there is no such folder.
     """
     if not (folder := os.environ.get(MARKS)):
         return False
@@ -74,13 +70,9 @@ def remove_mark(mark: Mark) -> None:
 
 
 def untuned(reason: Reason, detail: str = "", where: str = "") -> str:
-    """The line of a job in which nothing was tuned.
+    """The line of a job in which nothing was tuned, such as "zerotune: nothing was tuned on this node: ...".
 
-    Args:
-        where: the part of the job that the line speaks of, if it is not the whole job.
-
-    Returns:
-        Such as "zerotune: nothing was tuned on this node: ...".
+    `where` is the part of the job that the line speaks of, if it is not the whole job.
     """
     prefix = "" if reason in (Reason.script_failed, Reason.cut_short) else f"nothing was tuned{where}: "
     return f"zerotune: {prefix}{reason.value.format(detail=detail)} ({reason.name})"

@@ -65,11 +65,7 @@ class PlanFile(msgspec.Struct, frozen=True):
 
 
 def write_plan(path: Path, file: PlanFile) -> None:
-    """Write `file` to `path` in one piece.
-
-    Raises:
-        UserError: the path cannot be written.
-    """
+    """Write `file` to `path` in one piece; raises `UserError` if that is impossible."""
     plan = file.plan
     rows = tuple(
         _Row(

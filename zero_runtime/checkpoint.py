@@ -181,8 +181,9 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
 def save(engine: ShardedModel, folder: str | Path, step: int, extra: Mapping[str, Any] | None = None) -> Path:
     """Writes `folder/step-<step>`; every rank calls it, with a folder that all ranks see.
 
+    The model, and its optimizer if there is one, are saved.
+
     Args:
-        engine: its model, and its optimizer if there is one, are saved.
         extra: anything that JSON can hold, e.g. a loss scaler's or scheduler's state; rank 0's is saved.
 
     Raises:
@@ -269,7 +270,7 @@ def load(engine: ShardedModel, folder: str | Path, step: int | None = None) -> d
 
     Args:
         engine: an engine of the same model; its optimizer, if there is one, gets the saved state.
-        step: number of the step; None: the latest complete checkpoint's.
+        step: None: the latest complete checkpoint's.
 
     Returns:
         {"step": the step, "extra": the `extra` of `save`}.

@@ -52,11 +52,7 @@ class SafeReader(dcp.FileSystemReader):
     """Reads a DCP folder without executing code from its index."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index, from which only known classes are built.
-
-        Raises:
-            CheckpointError: it is missing, broken, or names anything else.
-        """
+        """The index; raises `CheckpointError` if it is missing, broken, or names anything but known classes."""
         try:
             with open(Path(self.path) / ".metadata", "rb") as file:
                 metadata: Metadata = _IndexUnpickler(file).load()

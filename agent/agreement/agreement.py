@@ -83,8 +83,6 @@ class Agreement:
 
     Args:
         store: the agent's own connection to the job's store, below its prefix.
-        rank, world_size: of the default process group.
-        plugin: prepares plans and puts them in force.
         notify: notifies the other ranks that a change is announced or decided; called on this thread.
         fingerprint: versions that must be equal on all ranks (plugin layout, NCCL, tuner ABI).
     """

@@ -5,6 +5,9 @@ with bandwidths in GB/s of the whole buffer; a cell with bandwidth 0 is IGNORE (
 tuning tables and from a fabric's topology. They are computed once per topology and collective, so that a lookup takes
 a few array operations. All figures are predictions, not measurements.
 
+`message_bytes` is NCCL's nBytes, the whole buffer. `n_pipe_ops` is NCCL's numPipeOps: operations of one group that a
+channel runs one after another. Costs are microseconds as float32; -1 (IGNORE) means that NCCL cannot run the cell.
+
 tests/real_nccl compares every cell with the tables of NCCL's own library, in each release from 2.23 on.
 """
 
@@ -63,15 +66,7 @@ def cost_us(
     message_bytes: npt.ArrayLike,
     n_pipe_ops: int = 1,
 ) -> npt.NDArray[np.float32]:
-    """NCCL's prediction for one cell, for many sizes at once.
-
-    Args:
-        message_bytes: NCCL's nBytes, the whole buffer; a number or an array of any shape.
-        n_pipe_ops: NCCL's numPipeOps, operations of one group that a channel runs one after another.
-
-    Returns:
-        Microseconds, float32 of the shape of `message_bytes`; -1 (IGNORE): NCCL cannot run the cell.
-    """
+    """NCCL's prediction for one cell, of the shape of `message_bytes`, a number or an array of any shape."""
     cells = terms_of(topology, collective)
     bandwidth = cells.bandwidth_gbs[algorithm, protocol]
     sizes = np.asarray(message_bytes, dtype=np.int64)
@@ -96,15 +91,7 @@ def cost_us(
 def cost_table(
     topology: Topology, collective: Collective, message_bytes: int, n_pipe_ops: int = 1
 ) -> npt.NDArray[np.float32]:
-    """The cost table that NCCL passes to a tuner plugin for one call.
-
-    Args:
-        message_bytes: NCCL's nBytes, the whole buffer.
-        n_pipe_ops: NCCL's numPipeOps, operations of one group that a channel runs one after another.
-
-    Returns:
-        Microseconds, float32 of shape (7, 3), by algorithm and protocol; -1 (IGNORE): NCCL cannot run the cell.
-    """
+    """The cost table that NCCL passes to a tuner plugin for one call, by algorithm and protocol, shape (7, 3)."""
     cells = terms_of(topology, collective)
     pipeline = np.full((N_ALGORITHMS, 1), math.ceil(n_pipe_ops / WORK_ITEMS_PER_BATCH), dtype=np.float32)
     pipeline[Algorithm.ring] = n_pipe_ops
@@ -130,13 +117,8 @@ def default_choice(
 ) -> Candidate:
     """NCCL's choice without a tuner: the cell with the lowest predicted cost, the first of equal ones.
 
-    Args:
-        message_bytes: NCCL's nBytes, the whole buffer.
-        n_pipe_ops: NCCL's numPipeOps, operations of one group that a channel runs one after another.
-        redop_is_sum: False: averages of floats, for which PAT and NVLS have no reduce_scatter.
-
-    Raises:
-        ValueError: no cell is available; NCCL fails then, too.
+    Without `redop_is_sum` the reduction averages floats, for which PAT and NVLS have no reduce_scatter. If no cell is
+    available, this raises `ValueError`; NCCL fails then, too.
     """
     table = cost_table(topology, collective, message_bytes, n_pipe_ops)
     if collective is Collective.reduce_scatter and not redop_is_sum:
@@ -156,11 +138,7 @@ def default_choice(
 def default_channels(
     topology: Topology, collective: Collective, algorithm: Algorithm, protocol: Protocol, message_bytes: int
 ) -> int:
-    """Channels that NCCL uses for a collective if the plugin has no opinion, at least 1.
-
-    Args:
-        message_bytes: NCCL's nBytes, the whole buffer.
-    """
+    """Channels that NCCL uses for a collective if the plugin has no opinion, at least 1."""
     if algorithm in (Algorithm.nvls, Algorithm.nvls_tree):
         return max(1, min(topology.nvls_channels, topology.comm_channels))
     n_channels = topology.comm_channels
@@ -173,24 +151,15 @@ def default_channels(
 
 
 def channels_used(collective: Collective, protocol: Protocol, message_bytes: int, n_channels: int) -> int:
-    """Channels that really run: fewer than `n_channels` if there is little traffic.
+    """Channels that really run, 1 to `n_channels`: fewer than `n_channels` if there is little traffic.
 
-    Args:
-        protocol: LL sends a flag with every 4 bytes; NCCL counts its traffic four times.
-        message_bytes: NCCL's nBytes, the whole buffer.
-
-    Returns:
-        1 to `n_channels`.
+    LL sends a flag with every 4 bytes; NCCL counts its traffic four times.
     """
     return math.ceil(channels_filled(collective, protocol, message_bytes, n_channels))
 
 
 def in_effect(collective: Collective, message_bytes: int, candidate: Candidate) -> Candidate:
-    """The setting with the channels that really run: with little traffic, several channel counts have the same effect.
-
-    Args:
-        message_bytes: NCCL's nBytes, the whole buffer.
-    """
+    """The setting with the channels that really run: with little traffic, some channel counts have the same effect."""
     if candidate.algorithm is None or candidate.protocol is None or not candidate.n_channels:
         return candidate
     n_channels = channels_used(collective, candidate.protocol, message_bytes, candidate.n_channels)
@@ -198,15 +167,7 @@ def in_effect(collective: Collective, message_bytes: int, candidate: Candidate) 
 
 
 def channels_filled(collective: Collective, protocol: Protocol, message_bytes: int, n_channels: int) -> float:
-    """As `channels_used`, but the last channel counts by its share of traffic.
-
-    Args:
-        protocol: LL's traffic counts four times, as in NCCL.
-        message_bytes: NCCL's nBytes, the whole buffer.
-
-    Returns:
-        1 to `n_channels`, with a fraction.
-    """
+    """As `channels_used`, but the last channel counts by its share of traffic, so that the result has a fraction."""
     traffic_bytes = message_bytes * (2 if collective is Collective.all_reduce else 1)
     traffic_bytes *= 4 if protocol is Protocol.ll else 1
     return max(1.0, min(float(n_channels), traffic_bytes / TRAFFIC_PER_CHANNEL_BYTES))

@@ -128,7 +128,6 @@ class Variable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     value: str
     us_factor: Positive = 1.0
-    """Factor on durations."""
     spans: tuple[Span, ...] = ("one_node", "many_nodes")
     fails: bool = False
     """With this value no communicator can be made."""
@@ -154,7 +153,7 @@ class FabricFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     title: str
     source: str
-    """Where the numbers come from."""
+    """The origin of the numbers."""
     ranks_per_node: Count
     max_nodes: Count
     belief: Belief
@@ -168,9 +167,7 @@ class FabricFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adapters: str = ""
     """A node's network adapters, in the format of `agent/machine/adapters.py`."""
     environment: tuple[Variable, ...] = ()
-    """Variables that change durations."""
     chunks: tuple[ChunkEffect, ...] = ()
-    """Effects of chunk sizes other than NCCL's own."""
 
 
 def _uniform(*key: int) -> float:

@@ -1,4 +1,7 @@
-"""A machine that a fabric file describes: NCCL's belief about it, and real durations of collectives."""
+"""A machine that a fabric file describes: NCCL's belief about it, and real durations of collectives.
+
+`message_bytes` is NCCL's nBytes, the whole buffer.
+"""
 
 from __future__ import annotations
 
@@ -76,11 +79,7 @@ class Fabric:
         return {one.name: one.value for one in self._environment if environment.get(one.name) == one.value}
 
     def us_factor(self, communicator: CommunicatorClass, environment: Mapping[str, str]) -> float:
-        """The factor of these variables on durations.
-
-        Raises:
-            FabricError: with one of them no communicator can be made.
-        """
+        """The factor of these variables on durations; FabricError if with one of them no communicator can be made."""
         factor = 1.0
         for one in self._environment:
             if environment.get(one.name) == one.value and _span(communicator.n_nodes) in one.spans:
@@ -169,13 +168,8 @@ class Fabric:
 
         Args:
             communicator: with one rank the collective is a copy on the device.
-            algorithm: None for collectives without one (send, all_to_all ...).
-            protocol: None for the same collectives.
+            algorithm: None, as `protocol`, for collectives without one (send, all_to_all ...).
             n_channels: requested channels; fewer run if the message is small, as in NCCL.
-            message_bytes: NCCL's nBytes, the whole buffer.
-
-        Returns:
-            Microseconds.
 
         Raises:
             FabricError: the fabric does not have the cell.

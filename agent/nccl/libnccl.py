@@ -1,4 +1,8 @@
-"""NCCL's own library, bound with ctypes: found, opened, its communicators and collectives."""
+"""NCCL's own library, bound with ctypes: found, opened, its communicators and collectives.
+
+Methods raise `NcclError` if NCCL refuses a call. Buffers are addresses of send and receive buffer, in device memory.
+`operation` is an ncclRedOp_t, for collectives that reduce. `stream` None is the default stream.
+"""
 
 from __future__ import annotations
 
@@ -91,11 +95,7 @@ def candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 class Libnccl:
-    """One libnccl in this process.
-
-    Raises:
-        UserError: the file is not NCCL's library.
-    """
+    """One libnccl in this process; raises `UserError` if the file is not NCCL's library."""
 
     def __init__(self, path: Path) -> None:
         self.path: Final = path
@@ -131,20 +131,13 @@ class Libnccl:
             raise NcclError(f"nccl{function}", code, (self._error_string(code) or b"?").decode())
 
     def unique_id(self) -> bytes:
-        """A new id, which rank 0 must pass to the other ranks; NcclError."""
+        """A new id, which rank 0 must pass to the other ranks."""
         made = UniqueId()
         self._check("GetUniqueId", self.library.ncclGetUniqueId(ctypes.byref(made)))
         return bytes(made)
 
     def init_rank(self, n_ranks: int, unique_id: bytes, rank: int) -> int:
-        """Make this rank's communicator; every rank must call it.
-
-        Args:
-            unique_id: rank 0's `unique_id()`.
-
-        Raises:
-            NcclError: NCCL cannot make it.
-        """
+        """Make this rank's communicator with rank 0's id; every rank must call it."""
         made = ctypes.c_void_p()
         self._check("CommInitRank", self._init_rank(ctypes.byref(made), n_ranks, UniqueId.of(unique_id), rank))
         return made.value or 0
@@ -160,17 +153,9 @@ class Libnccl:
         operation: int = SUM,
         stream: int | None = None,
     ) -> None:
-        """Call a collective on bfloat16 numbers.
+        """Call a collective on bfloat16 numbers; its root, if it has one, is rank 0.
 
-        Args:
-            collective: if it has a root, that is rank 0.
-            message_bytes: NCCL's nBytes: the total over ranks for all_gather and reduce_scatter.
-            buffers: addresses of send and receive buffer, in device memory.
-            operation: SUM or AVERAGE, for collectives that reduce.
-            stream: None: the default stream.
-
-        Raises:
-            NcclError: NCCL refuses the call.
+        `message_bytes` is NCCL's nBytes: the total over ranks for all_gather and reduce_scatter.
         """
         shared = message_bytes // BFLOAT16_BYTES
         is_sharded = collective in (Collective.all_gather, Collective.reduce_scatter)
@@ -189,17 +174,7 @@ class Libnccl:
         root: int = 0,
         stream: int | None = None,
     ) -> None:
-        """Call a collective.
-
-        Args:
-            buffers: addresses of send and receive buffer.
-            operation: ncclRedOp_t, for collectives that reduce.
-            root: rank, for collectives with a root.
-            stream: None: the default stream.
-
-        Raises:
-            NcclError: NCCL refuses the call.
-        """
+        """Call a collective."""
         where = (communicator, stream)
         if collective is Collective.all_gather:
             code = self._all_gather(*buffers, count, datatype, *where)
@@ -215,7 +190,7 @@ class Libnccl:
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """Calls inside the context run as one group; NcclError at its end."""
+        """Calls inside the context run as one group; its end may raise."""
         self._check("GroupStart", self._group_start())
         try:
             yield
@@ -224,11 +199,11 @@ class Libnccl:
         self._check("GroupEnd", code)
 
     def destroy(self, communicator: int) -> None:
-        """Destroy a communicator; NcclError."""
+        """Destroy a communicator."""
         self._check("CommDestroy", self._destroy(communicator))
 
     def abort(self, communicator: int) -> None:
-        """Destroy a communicator without waiting for its calls; NcclError."""
+        """Destroy a communicator without waiting for its calls."""
         self._check("CommAbort", self._abort(communicator))
 
     @property

@@ -260,13 +260,9 @@ class Plugin:
         return int(self._promise(owner, lead_calls))
 
     def commit(self, owner: int, from_calls: Sequence[int], cycle: bytes = b"") -> bool:
-        """Put the prepared stages in force, each from its call in `from_calls` on.
+        """Put the prepared stages in force, each from its call in `from_calls` on; False: this rank could not follow.
 
-        Args:
-            cycle: the calls of a step with their phases.
-
-        Returns:
-            False: this rank could not follow.
+        `cycle` has the calls of a step with their phases.
         """
         calls = np.array(from_calls, np.uint64)
         return bool(self._commit(owner, calls.ctypes.data, len(calls), cycle, len(cycle) // CYCLE_DTYPE.itemsize) == 0)
@@ -289,11 +285,7 @@ class Plugin:
     # ---- the plan of the whole process: for tools whose ranks change it at a barrier of their own ---------------
 
     def load_plan(self, plan: Plan) -> None:
-        """Write `plan` into the inactive table while lookups go on. `flip` makes it active.
-
-        Raises:
-            PlanError: too many rows, an illegal cell or count, or overlapping ranges; nothing has changed.
-        """
+        """Write `plan` into the inactive table while lookups go on. `flip` makes it active. Raises as `prepare`."""
         self._load(self._load_plan, plan)
 
     def _load(self, load: Any, plan: Plan) -> None:

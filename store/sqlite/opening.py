@@ -88,12 +88,8 @@ def begin_anew(
 ) -> tuple[sqlite3.Connection, Damage]:
     """Keep a damaged file under another name, and put a new one with its sound rows in its place.
 
-    Args:
-        path: of the store, whose lock is held, and which no connection of this process writes any more.
-        redo: writes the caller's recent rows into the new file.
-
-    Returns:
-        The writer's connection to the new file, and the damage.
+    The caller holds the store's lock, and no connection of this process writes it any more. `redo` writes the caller's
+    recent rows into the new file. The result is the writer's connection to the new file, and the damage.
 
     Raises:
         sqlite3.Error: the new file cannot be written; nothing has changed.
@@ -111,19 +107,10 @@ def begin_anew(
 
 
 def replace(path: Path, redo: Redo | None = None) -> tuple[sqlite3.Connection, Path, Recovered | None]:
-    """Write a damaged store's sound rows into a new file, and put it in the store's place.
+    """Write a damaged store's sound rows into a new file, and put it in the store's place; see `begin_anew`.
 
-    Args:
-        path: of the store, whose lock is held, and which no connection of this process writes any more.
-        redo: writes the caller's recent rows into the new file.
-
-    Returns:
-        The writer's connection to the new file, the old file's path, and what was recovered; None if an earlier call
-        has written the new file and could not put it in place.
-
-    Raises:
-        sqlite3.Error: the new file cannot be written or opened.
-        OSError: a file cannot be renamed now; the next call, or the next opening, tries again.
+    Returns the writer's connection to the new file, the old file's path, and what was recovered. None is recovered if
+    an earlier call has written the new file and could not put it in place.
     """
     found = None
     if (stamp := unfinished(path)) is None:
@@ -209,13 +196,7 @@ def open_unchecked(path: Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Hold a store's lock for a block that no other writer may disturb.
-
-    Raises:
-        StoreError: the directory cannot be written, all users may write there, or it is another user's.
-        UntrustedError: a link stands where the lock file goes.
-        StoreLockedError: another process has the store open for writing.
-    """
+    """Hold a store's lock for a block that no other writer may disturb; raises like `open_for_writing`."""
     lock = _lock(path)
     try:
         _finish_replacement(path)

@@ -39,8 +39,7 @@ class Emulation:
 def emulation() -> Emulation:
     """Read ZEROTUNE_FABRIC and `EmulationSettings`, and set up the clock.
 
-    Raises:
-        FabricError, UserError: a value is not allowed.
+    Raises `FabricError` or `UserError` if a value is not allowed.
     """
     name = os.environ.get("ZEROTUNE_FABRIC") or DEFAULT_FABRIC
     fabric = fabrics.load(name)

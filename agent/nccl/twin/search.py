@@ -52,11 +52,7 @@ class Search(msgspec.Struct, frozen=True):
 
 
 def read_search(log: str) -> Search:
-    """Read NCCL's log of one node's ranks.
-
-    Raises:
-        PluginError: it has no rings, trees or channels.
-    """
+    """Read NCCL's log of one node's ranks; PluginError if it has no rings, trees or channels."""
     graphs: dict[int, Graph] = {}
     for found in _GRAPH.finditer(log):
         pattern, n_channels, intra, inter, type_intra, type_inter, same = found.groups()

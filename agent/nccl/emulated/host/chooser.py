@@ -1,4 +1,8 @@
-"""Chooses the setting of a collective: by NCCL's model, NCCL_ALGO and NCCL_PROTO, the tuner plugin, NCCL's limits."""
+"""Chooses the setting of a collective: by NCCL's model, NCCL_ALGO and NCCL_PROTO, the tuner plugin, NCCL's limits.
+
+`message_bytes` is NCCL's nBytes, of all fused tasks; `zerotune.agent.nccl.cost_model` explains `n_pipe_ops`. `average`
+also stands for a premultiplied sum: some algorithms support neither. `captured` calls become part of a CUDA graph.
+"""
 
 from __future__ import annotations
 
@@ -62,12 +66,6 @@ class Chooser:
         self, collective: Collective, message_bytes: int, average: bool, n_pipe_ops: int, captured: bool
     ) -> Candidate:
         """The setting of one collective, as NCCL and its tuner plugin choose it.
-
-        Args:
-            message_bytes: NCCL's nBytes, of all fused tasks.
-            average: the reduction is an average or a premultiplied sum, which some algorithms do not support.
-            n_pipe_ops: NCCL's numPipeOps, operations of one group that a channel runs one after another.
-            captured: it becomes part of a CUDA graph.
 
         Raises:
             EmulatedNcclError: the plugin failed, or no cell is available.
