@@ -35,12 +35,12 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 49_813,
-    "agent_lines": 23_221,
-    "agent_wheel_lines": 23_221,
-    "store_lines": 6_341,
-    "zero_runtime_lines": 5_012,
-    "tests_lines": 52_233,
+    "tuner_lines": 49_822,
+    "agent_lines": 22_854,
+    "agent_wheel_lines": 22_854,
+    "store_lines": 6_109,
+    "zero_runtime_lines": 4_876,
+    "tests_lines": 52_248,
     "benchmarks_lines": 22_768,
     "constants": 1_116,
     "files_over_400_lines": 12,
