@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import psutil
 
 from ..store.counted import counted
 from ..store.records import PlanRow, size_class
@@ -68,7 +70,7 @@ class Facts:
     listened_s: float = 0.0
     """How long this rank has waited for a daemon."""
     is_absent: bool = False
-    """No daemon has answered, and none listens at the endpoint now."""
+    """No daemon has answered, and none listens at the endpoint now, or it is stopped."""
     endpoint: str = ""
     shadow: str = ""
     """Changes that a daemon in shadow mode would have made; empty: it is not in shadow mode."""
@@ -130,6 +132,15 @@ def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
     if facts.is_silent:
         return Reason.silent_daemon, facts.endpoint
     return Reason.nothing_better, f"{collectives} in {counted(facts.n_steps, 'step')}"
+
+
+def _can_answer(listener: int | None) -> bool:
+    """Whether this process may answer; 0 is one of another container, None is no process."""
+    if not listener:
+        return listener is not None
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(listener).status() != psutil.STATUS_STOPPED
+    return False
 
 
 def _gain(facts: Facts) -> str:
@@ -226,7 +237,7 @@ def print_ending(
         has_answered=has_answered,
         is_silent=is_silent,
         listened_s=listened_s,
-        is_absent=not has_answered and endpoint.startswith("ipc://") and listener_pid(endpoint) is None,
+        is_absent=not has_answered and endpoint.startswith("ipc://") and not _can_answer(listener_pid(endpoint)),
         shadow=shadow,
         failure=failure,
         endpoint=endpoint,

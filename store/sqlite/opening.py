@@ -56,7 +56,7 @@ def open_for_writing(path: Path) -> tuple[sqlite3.Connection, LockFile, Damage |
         StoreLockedError: another process has the store open for writing.
         StoreVersionError: a newer zerotune wrote it.
     """
-    _refuse_foreign(path)
+    refuse_foreign(path)
     lock = _lock(path)
     is_new = False
     try:
@@ -180,7 +180,7 @@ def open_unchecked(path: Path) -> sqlite3.Connection:
         StoreVersionError: a newer zerotune wrote it.
     """
     _refuse_absent(path)
-    _refuse_foreign(path)
+    refuse_foreign(path)
     with contextlib.ExitStack() as opened:
         try:
             connection = _read_only(path)
@@ -357,12 +357,13 @@ def cannot_be_opened(path: Path, error: sqlite3.Error | MemoryError) -> StoreErr
 
 def _refuse_absent(path: Path) -> None:
     if not path.is_file():
-        raise StoreError(f"there is no store at {path}", "run a job first, or " + _ELSEWHERE)
+        problem = f"{path} is no regular file" if path.exists() else f"there is no store at {path}"
+        raise StoreError(problem, "run a job first, or " + _ELSEWHERE)
     if not path.stat().st_size and not path.with_name(path.name + "-wal").exists():
         raise StoreError(f"store {path} is empty", "run a job first, or " + _ELSEWHERE)
 
 
-def _refuse_foreign(path: Path) -> None:
+def refuse_foreign(path: Path) -> None:
     """Refuse a mistyped path: a file that is no database by its first bytes and its name."""
     if path.is_file() and path.suffix not in _DATABASE_SUFFIXES and not is_set_aside(path):
         begin = begin_of(path, len(SQLITE_HEADER))

@@ -44,7 +44,8 @@ def read_nvidia_csv(path: Path, communicators: Sequence[CommunicatorClass] = ())
         try:
             rows += _nvidia_rows(line, communicators)
         except (UserError, ValueError) as error:
-            raise PlanError(f"{path}, line {number}: {error}", f"columns are {','.join(NVIDIA_COLUMNS)}") from error
+            remedy = f"name a table with the columns {','.join(NVIDIA_COLUMNS)}"
+            raise PlanError(f"{path}, line {number}: {error}", remedy) from error
     return rows
 
 
