@@ -35,7 +35,7 @@ def known(store_file: Path, job: str | None) -> History:
             which = "no job" if job is None else f"no job {job!r}"
             raise UserError(
                 f"{which} in {store_file} was started with --tune-environment",
-                "start a training with `zerotune launch --tune-environment` a few times",
+                "start a training with `zerotune launch --tune-environment`",
             )
         return history(store, training)
 
