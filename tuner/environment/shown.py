@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def known(store_file: Path, job: str | None) -> History:
-    """All starts of a job's training; of the newest such training if `job` is None.
-
-    Raises:
-        UserError: there is no such job.
-    """
+    """All starts of a job's training; of the newest such training if `job` is None. UserError: there is no such job."""
     with Store.open(store_file, read_only=True) as store:
         newest_first = [one for one in store.jobs()[::-1] if one.training]
         asked = [one for one in newest_first if job in (None, one.job_id, one.name)]
