@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 
 def programs() -> dict[str, Path]:
-    """Every benchmark by its name: the files that can be run, but for those that others start."""
+    """Every benchmark by its name: the files that can be run, except those that other benchmarks start."""
     return {
         path.stem: path
         for path in sorted(HERE.glob("[!_]*/**/[!_]*.py"))
@@ -21,12 +21,11 @@ def programs() -> dict[str, Path]:
 
 
 def module_of(name: str) -> str:
-    """The module of the benchmark that is called `name`; KeyError when there is none."""
+    """Raises KeyError if no benchmark has this name."""
     return ".".join(("benchmarks", *programs()[name].relative_to(HERE).with_suffix("").parts))
 
 
 def main() -> None:
-    """Run the benchmark that the first word names, with the words that follow."""
     known = programs()
     if len(sys.argv) > 1 and sys.argv[1] in known:
         name = sys.argv[1]

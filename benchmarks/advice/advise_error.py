@@ -1,8 +1,7 @@
 """How far `zerotune advise` is off published FSDP and DeepSpeed runs; half of them had no say in its constants.
 
-published_runs.csv has the runs with their sources, published_runs.py the rule by which half of them were set aside.
-`--fit` chooses the constants anew, by the other half. Peaks of memory, where runs state them, are compared too, beside
-DeepSpeed's estimator.
+`--fit` chooses the constants anew by the other half (published_runs.py splits the runs). Peaks of memory are compared
+beside DeepSpeed's estimator.
 
 Run: python -m benchmarks advise_error [--fit] [--quick] [--json]
 """
@@ -38,9 +37,9 @@ _NVLINK_GBS: Final = {
     "h100_80gb": 370.8,
     "h100_96gb": 370.8,
 }
-"""As NCCL counts the links of each."""
+"""As NCCL counts the links of each GPU."""
 _UNIT_BYTES: Final = 1 << 40
-"""Frameworks here reduce and gather a block in one message."""
+"""The frameworks here reduce and gather a block in one message."""
 _RECOMPUTE: Final[dict[str, Recompute]] = {"none": "none", "half": "half", "selective": "half", "full": "full"}
 _FITTED: Final = ("ampere", "hopper", "attention_share", "traffic", "network_share", "contention")
 _START: Final = (0.74, 0.58, 0.6, 3.0, 0.73, 0.4)
@@ -48,7 +47,6 @@ _BOUNDS: Final = ((0.5, 0.95), (0.4, 0.95), (0.2, 1.0), (0.5, 6.0), (0.2, 1.0), 
 
 
 def shape_of(run: PublishedRun) -> ModelShape:
-    """The model that was trained."""
     return ModelShape(
         n_layers=run.n_layers,
         width=run.width,
@@ -64,7 +62,6 @@ def shape_of(run: PublishedRun) -> ModelShape:
 
 
 def problem_of(run: PublishedRun, constants: Constants = DEFAULT) -> tuple[Problem, ZeroConfiguration]:
-    """What `advise` would be asked, and the configuration that ran."""
     n_nodes = -(-run.n_gpus // run.gpus_per_node)
     links = Links(
         capability=gpu(run.gpu).capability,
@@ -93,20 +90,17 @@ def problem_of(run: PublishedRun, constants: Constants = DEFAULT) -> tuple[Probl
 
 
 def predict(run: PublishedRun, constants: Constants = DEFAULT) -> StepEstimate:
-    """The step that `advise` expects."""
     return estimate(*problem_of(run, constants))
 
 
 def predicted_memory_gb(run: PublishedRun, constants: Constants = DEFAULT) -> float:
-    """Peak of a GPU that `advise` expects, 10^9 bytes."""
+    """Peak of a GPU, 10^9 bytes."""
     return memory_of(*problem_of(run, constants)).total_bytes / 1e9
 
 
 def deepspeeds_memory_gb(run: PublishedRun) -> float:
-    """What DeepSpeed's estimator says, without activations, which it leaves out.
+    """The estimate of DeepSpeed's formulas without offload and without activations, 10^9 bytes.
 
-    estimate_zero2_model_states_mem_needs and estimate_zero3_model_states_mem_needs without offload: 2 bytes per
-    parameter and 18 per parameter and GPU; 4 per parameter of the largest layer and 18 per parameter and GPU.
     https://deepspeed.readthedocs.io/en/latest/memory.html
     """
     shape = shape_of(run)
@@ -116,7 +110,7 @@ def deepspeeds_memory_gb(run: PublishedRun) -> float:
 
 
 def predicted_value(run: PublishedRun, constants: Constants = DEFAULT) -> float:
-    """What `advise` expects, in the run's own unit."""
+    """In the unit of the run."""
     step = predict(run, constants)
     if run.unit == "hardware_tflops":
         return step.hardware_tflops
@@ -132,7 +126,7 @@ def error(run: PublishedRun, constants: Constants = DEFAULT) -> float:
 
 
 def constants_of(values: Iterable[float], base: Constants = DEFAULT) -> Constants:
-    """Constants with the fitted ones replaced, in _FITTED's order."""
+    """`values` replace the constants of _FITTED, in its order."""
     found = dict(zip(_FITTED, map(float, values), strict=True))
     shares = {**base.matmul_shares, 80: found.pop("ampere"), 90: found.pop("hopper")}
     return msgspec.structs.replace(base, matmul_shares=shares, **found)
@@ -163,7 +157,6 @@ def fit(runs: list[PublishedRun], say: Callable[[str], None]) -> Constants:
 
 
 def main() -> None:
-    """Predict, compare, report."""
     parser = options_of(__doc__, quick="is always quick; for scripts that run all benchmarks")
     parser.add_argument("--fit", action="store_true", help="choose the constants anew by the runs not set aside")
     options = parser.parse_args()
@@ -176,7 +169,7 @@ def main() -> None:
 
 
 def _memory_results(runs: list[PublishedRun], constants: Constants) -> list[Result]:
-    """Peaks of the runs that state one; no constant was fitted to any. DeepSpeed's estimator stands beside ours."""
+    """No constant was fitted to a peak of memory."""
     stating = [run for run in runs if run.memory_gb]
     ours = median(abs(predicted_memory_gb(run, constants) / run.memory_gb - 1) for run in stating)
     theirs = median(abs(deepspeeds_memory_gb(run) / run.memory_gb - 1) for run in stating)
@@ -188,7 +181,6 @@ def _memory_results(runs: list[PublishedRun], constants: Constants) -> list[Resu
 
 
 def _in_range_share(runs: list[PublishedRun], constants: Constants) -> float:
-    """How many lie within the range that `advise` states."""
     within = 0
     for run in runs:
         step, off = predict(run, constants).step_s, predicted_value(run, constants) / run.value
@@ -197,7 +189,7 @@ def _in_range_share(runs: list[PublishedRun], constants: Constants) -> float:
 
 
 def comparison_errors(runs: Iterable[PublishedRun], constants: Constants = DEFAULT) -> list[float]:
-    """How far off `advise` is when it compares two runs."""
+    """The error of `advise` when it compares two runs."""
     alike = defaultdict(list)
     for run in runs:
         common = replace(
@@ -209,7 +201,7 @@ def comparison_errors(runs: Iterable[PublishedRun], constants: Constants = DEFAU
 
 
 def _comparison_results(aside: list[PublishedRun], seen: list[PublishedRun], constants: Constants) -> list[Result]:
-    """What the range of a comparison was chosen by, and how many of the pairs that had no say in it lie in it."""
+    """Runs in `seen` chose the range of a comparison; runs in `aside` test it."""
     held_out = comparison_errors(aside, constants)
     within = sum(one <= constants.comparison_spread for one in held_out) / len(held_out)
     return [
@@ -220,7 +212,6 @@ def _comparison_results(aside: list[PublishedRun], seen: list[PublishedRun], con
 
 
 def results(runs: list[PublishedRun], constants: Constants = DEFAULT) -> list[Result]:
-    """The figures: over runs set aside, over their publishers, over those that constants were chosen by."""
     aside, seen = ([run for run in runs if run.is_set_aside is kept] for kept in (True, False))
     errors = [abs(error(run, constants)) for run in aside]
     by_publisher = defaultdict(list)

@@ -1,7 +1,7 @@
-"""Renew `tuner/advice/models/families.json`: what transformers' classes assume where a configuration is silent.
+"""Renew `tuner/advice/models/families.json`: the defaults of transformers' classes for missing fields.
 
-Needs transformers. Of each family the fields that are read are kept, if the class gives them a value whatever the
-others are. A list that is made for each layer is kept as the unit that it repeats; [] has none.
+Needs transformers. A field is kept if the class gives it a value that does not depend on other fields. A list with an
+entry for each layer is kept as the unit that repeats; [] has no unit.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ FAMILIES = (
     "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "t5", "vit",
 )  # fmt: skip
 OLD_NAMES = {"kimi_k2": "deepseek_v3", "minimax_text_01": "minimax", "minimax_m1": "minimax", "internlm2": "llama"}
-"""Families whose files come with code of their own, and whose fields are those of another."""
+"""Families whose files come with their own code, and the family whose fields they use."""
 OUT = Path(decoder.__file__).with_name("families.json")
 NEVER = {
     *fields.SPELLINGS["layers"], *fields.SPELLINGS["width"], "num_decoder_layers", "layer_types", "layers_block_type",
     "mlp_layer_types", "model_type", "architectures", "id2label",
 }  # fmt: skip
-"""Said by every file, or made from what others say."""
+"""Every file has these fields, or they follow from others."""
 N_PROBED = 24
-"""Layers of the model whose lists are looked at."""
+"""Layers of the model whose lists are searched for a repeating unit."""
 
 
 def names_in(*modules: ModuleType) -> set[str]:
-    """The names of fields that stand in these modules."""
+    """The names of fields that occur in these modules."""
     return {
         name for one in modules for name in re.findall(r'"([a-z][a-zA-Z0-9_]+)"', Path(str(one.__file__)).read_text())
     }
 
 
 def defaults_of(text: Any, wanted: set[str]) -> dict[str, Any]:
-    """What the class of a text model assumes of these fields, whatever the others are."""
+    """Defaults of the `wanted` fields that do not depend on other fields."""
     kind = type(text)
     told, more = kind(), {"num_hidden_layers": N_PROBED}
     wider = kind(hidden_size=2 * told.hidden_size, num_attention_heads=4 * told.num_attention_heads, **more).to_dict()
@@ -68,7 +68,7 @@ def defaults_of(text: Any, wanted: set[str]) -> dict[str, Any]:
 
 
 def family_of(config: Any) -> dict[str, dict[str, Any]]:
-    """A class's entry, and that of the text model within it, if there is one."""
+    """A class's entry, and the entry of the text model within it, if there is one."""
     text, wanted = config.get_text_config(), names_in(decoder, fields, huggingface) - NEVER
     families = {text.model_type: defaults_of(text, wanted)}
     if text is not config:
@@ -81,7 +81,6 @@ def family_of(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Write the file."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

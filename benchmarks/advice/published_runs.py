@@ -1,8 +1,7 @@
 """Published training runs: who measured which throughput with which model, cluster and batch.
 
-published_runs.csv has one run per line, each with its source's address. Which runs are set aside was settled before any
-constant of the model was chosen: those whose name's SHA-256 begins with an even byte. From llm-foundry's tables come
-all bf16 runs of 1 billion parameters and more at 2,048 tokens, the tables' default.
+published_runs.csv has one run per line, with the address of its source. A run is set aside if the SHA-256 of its name
+begins with an even byte. From llm-foundry's tables come all bf16 runs of at least 1 billion parameters at 2,048 tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ FILE: Final = Path(__file__).with_name("published_runs.csv")
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One line of the file. `network_gbps`: per node; `shard_ranks` 0: over all; `unit` says what `value` counts."""
+    """One line of the file. `network_gbps` is per node; `shard_ranks` 0: over all; `unit` is the unit of `value`."""
 
     name: str
     source: str
@@ -52,12 +51,12 @@ class PublishedRun:
 
     @property
     def publisher(self) -> str:
-        """Who published it: the name's first word."""
+        """The first word of the name."""
         return self.name.split()[0]
 
     @property
     def is_set_aside(self) -> bool:
-        """Whether no constant may be chosen by it."""
+        """No constant may be chosen by such a run."""
         return hashlib.sha256(self.name.encode()).digest()[0] % 2 == 0
 
 
@@ -70,7 +69,6 @@ _KINDS: Final[dict[str, Callable[[str], int | float | str]]] = {
 
 
 def published_runs() -> list[PublishedRun]:
-    """All runs, in the file's order."""
     kinds = {name: _KINDS[kind] for name, kind in PublishedRun.__annotations__.items()}
     with FILE.open(encoding="utf-8", newline="") as lines:
         rows: list[dict[str, Any]] = [

@@ -1,7 +1,6 @@
 """The ZeRO paper's evaluation beside ours: sizes and speeds with their errors, its tables, and its claims.
 
-All of the paper's runs are predicted with one set of constants (zero_paper_model.py). docs/design/replay.md has the
-comparison in words.
+docs/design/replay.md has the comparison in words.
 
 Run: python -m benchmarks zero_paper [--quick] [--json]
 """
@@ -47,7 +46,6 @@ PRINTED_TABLE_2: Final = {
 
 
 def run(figure: int, model: str, kind: str, n_gpus: int | None = None) -> PaperRun:
-    """One row."""
     return next(
         row
         for row in RUNS
@@ -91,7 +89,7 @@ def throughputs() -> Iterator[tuple[float, float]]:
     yield 3.8, tflops(run(2, "100B", "baseline"))  # section 10.2: ZeRO is 10 times as fast
     yield 40.0, mean(without)  # section 10.4: "over 40"
     yield 20.0, tflops(run(4, "1.38B", "baseline"))  # section 10.4: "less than 20"
-    # Turing-NLG, section 10.6 and Figure 5; its shape is the press's, its batch the largest that fits.
+    # Turing-NLG, section 10.6 and Figure 5; its shape is from the press, its batch is the largest that fits.
     turing = PaperRun(0, 5, "17B", "C4", 256, 4, 78, 4256, 28, 1, 64)
     batch = batch_that_fits(problem(turing), configuration("C4", turing))
     yield 41.4, tflops(replace(turing, batch=batch, total_batch=64 * batch))
@@ -103,7 +101,7 @@ def throughputs() -> Iterator[tuple[float, float]]:
 
 
 def scaling(batch: int = 0) -> list[tuple[int, float]]:
-    """Figure 3: GPUs and TFLOP/s per GPU, with the paper's batches or one for all."""
+    """Figure 3: GPUs and TFLOP/s per GPU. `batch` 0: the paper's batches."""
     rows = (row for row in RUNS if row.figure == 3)
     return [(row.n_gpus, tflops(replace(row, batch=batch or row.batch))) for row in rows]
 
@@ -124,7 +122,7 @@ def _speedup(points: Sequence[tuple[int, float]]) -> float:
 
 
 def claims() -> list[tuple[str, bool]]:
-    """The paper's words on figures without numbers, and whether they hold here."""
+    """The paper's statements about figures without numbers, and whether they hold here."""
     gb = {kind: memory_gb(run(7, "40B", kind)) for kind in ("C1", "C2", "C3", "C4", "C5")}
     large = {kind: memory_gb(run(7, "100B", kind)) for kind in ("C4", "C5")}
     speed = {kind: step(run(8, "60B", kind)).hardware_tflops for kind in ("C1", "C2", "C3", "C4", "C5")}
@@ -145,7 +143,6 @@ def claims() -> list[tuple[str, bool]]:
 
 
 def results() -> list[Result]:
-    """The figures."""
     sizes, speeds = ([abs(ours / theirs - 1) for theirs, ours in some] for some in (largest_models(), throughputs()))
     held = [holds for _, holds in claims()]
     return [

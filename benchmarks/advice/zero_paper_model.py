@@ -1,8 +1,8 @@
-"""The ZeRO paper's runs, as `zerotune advise` would see them, with one set of constants for all.
+"""The ZeRO paper's runs as problems for `zerotune advise`, with one set of constants for all.
 
-zero_paper_tables.csv has the paper's Tables 5 to 10, row by row. What a table calls its figure is not always the figure
-of the text: the column `figure` has the text's number. Tables 7 to 9 do not name configurations. Table 7's sizes show
-its order, C1, C2, C4, C5, C3; in the same order, Table 9's batches fit 32 GB, and in the order C1 to C5 they do not.
+zero_paper_tables.csv has the paper's Tables 5 to 10, row by row. The column `figure` has the number of the text, which
+differs from the table's in places. Tables 7 to 9 do not name configurations. Table 7's sizes show its order: C1, C2,
+C4, C5, C3. In this order Table 9's batches fit 32 GB. In the order C1 to C5 they do not.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from zerotune.tuner.advice.search import choice_of
 
 FILE: Final = Path(__file__).with_name("zero_paper_tables.csv")
 CONSTANTS: Final[Constants] = msgspec.structs.replace(DEFAULT, matmul_shares={70: 0.55}, traffic=2.2, network_share=0.9)
-"""Those of `advise`, but for three, chosen once for all rows: what V100s, kernels and NCCL of early 2020 reached."""
+"""Three constants differ from those of `advise`: the shares that V100s, kernels and NCCL of early 2020 reached."""
 DGX2: Final = Links(capability=70, ranks_per_node=16, gpu_gbs=120.0, node_gbs=25.0)
-"""Six NVLinks per GPU. Of a node's 800 Gb/s (section 10.1) a quarter: the paper's own two-node baseline, 5 TFLOP/s, and
-its words of 12.5 GB/s per link (section 10.2) leave no more to one communicator. Chosen once, with the constants."""
+"""Six NVLinks per GPU. `node_gbs` is a quarter of a node's 800 Gb/s (section 10.1).
+
+The paper's two-node baseline of 5 TFLOP/s and its 12.5 GB/s per link (section 10.2) leave no more to one communicator.
+"""
 SOFTWARE: Final = Software(precision="fp16", flash=False)
 N_CONTEXT: Final = 1024
 MB_PER_GB: Final = 1e9
@@ -54,17 +56,17 @@ class PaperRun:
 
     @property
     def stated_parameters(self) -> float:
-        """By its name."""
+        """The number in the model's name."""
         return float(self.model.removesuffix("B")) * 1e9
 
     @property
     def shape(self) -> ModelShape:
-        """By its layers and width."""
+        """From its layers and width."""
         return _gpt2(self.n_layers, self.width, self.n_heads)
 
     @cached_property
     def configuration(self) -> ZeroConfiguration:
-        """ZeRO runs are C4, and C5 where C4 does not fit; baselines data parallelism with one fused buffer."""
+        """ZeRO runs are C4, or C5 if C4 does not fit. Baselines are data parallelism with one fused buffer."""
         kind = self.kind
         if kind == "ZeRO":
             kind = "C4" if self.n_model_parallel > 1 else "C3"
@@ -78,7 +80,7 @@ def _gpt2(n_layers: int, width: int, n_heads: int) -> ModelShape:
 
 
 def configuration(kind: str, run: PaperRun) -> ZeroConfiguration:
-    """C1 to C5, or `baseline`, with the run's batch and model parallelism."""
+    """`kind`: C1 to C5, or `baseline`."""
     stage, partition, offload = {
         "baseline": (0, False, False),
         "C1": (1, False, False),
@@ -99,7 +101,6 @@ def configuration(kind: str, run: PaperRun) -> ZeroConfiguration:
 
 
 def problem(run: PaperRun, constants: Constants = CONSTANTS) -> Problem:
-    """The paper's cluster with the run's model."""
     n_nodes = -(-run.n_gpus // DGX2.ranks_per_node)
     network = LinkNetwork(DGX2, constants.network_share)
     per_node = min(DGX2.ranks_per_node, run.n_gpus)
@@ -108,12 +109,11 @@ def problem(run: PaperRun, constants: Constants = CONSTANTS) -> Problem:
 
 
 def step(run: PaperRun, constants: Constants = CONSTANTS) -> StepEstimate:
-    """What `advise` expects."""
     return estimate(problem(run, constants), run.configuration)
 
 
 def largest_model(run: PaperRun, constants: Constants = CONSTANTS) -> float:
-    """Parameters of the deepest model of the run's width that fits with the run's batch; 0: not one block does."""
+    """Parameters of the deepest model of the run's width that fits with the run's batch; 0: not one block fits."""
     one = run.configuration
     asked = problem(run, constants)
     limit = gpu("v100_32gb").memory_bytes * constants.usable_memory
@@ -127,15 +127,14 @@ def largest_model(run: PaperRun, constants: Constants = CONSTANTS) -> float:
 
 
 def memory_gb(run: PaperRun) -> float:
-    """That `advise` expects a GPU to hold."""
+    """The expected peak of a GPU."""
     return choice_of(problem(run), run.configuration).memory.total_bytes / MB_PER_GB
 
 
 def paper_runs() -> list[PaperRun]:
-    """All rows, in the file's order."""
     with FILE.open(encoding="utf-8", newline="") as lines:
         return [
-            # The file's text is read as the fields say: numbers where they are numbers.
+            # msgspec turns the file's text into numbers if the field is a number.
             msgspec.convert(row, PaperRun, strict=False)
             for row in csv.DictReader(lines)
         ]

@@ -1,9 +1,9 @@
 """What agreement costs at scale: thousands of ranks against one real c10d TCPStore.
 
-Rank 0 is a real `Agreement`. All others are stubs: sockets in one process that send the store exactly the requests that
-a rank's background thread sends when the bell rings: read the change, add the answer, read the outcome. Each rank is in
-a communicator of 8 and in one of an eighth of the job, and the plan tells phases apart, so that each answer carries the
-calls of a step. The store runs in a process of its own, as `torchrun` has it.
+Run: python -m benchmarks agreement_scale [--quick] [--json]
+
+Rank 0 is a real `Agreement`. The other ranks are sockets in one process, which send a background thread's requests.
+Each rank is in a communicator of 8 ranks and in one of an eighth of the job. The store has a process of its own.
 """
 
 from __future__ import annotations
@@ -70,7 +70,6 @@ def step_calls() -> bytes:
 
 
 def members_of(rank: int, world_size: int, cycle: bytes) -> tuple[Member, ...]:
-    """What a rank says of its communicators."""
     checkpoints = tuple((N_CALLS - 64 * i, 12345 * i) for i in range(N_CHECKPOINTS))
     return tuple(
         Member(name, n_ranks, N_CALLS + 50, 0, "", checkpoints, N_CALLS, CALLS_PER_STEP, 9, cycle)
@@ -98,7 +97,7 @@ class StubRank:
         self._send(struct.pack("<B", COMPARE_SET) + key(name) + packed(NOTHING) + packed(NOTHING))
 
     def on_data(self) -> bool:
-        """Whether the outcome is known."""
+        """Returns whether the outcome is known."""
         self._buffer += self.socket.recv(1 << 20)
         if len(self._buffer) < 8 or len(self._buffer) < 8 + struct.unpack_from("<Q", self._buffer)[0]:
             return False
@@ -141,7 +140,7 @@ def serve(pipe: Connection) -> None:
 
 
 def follow(port: int, world_size: int, pipe: Connection) -> None:
-    """All stub ranks, until told to stop."""
+    """Run all stub ranks until the pipe asks to stop."""
     raise_file_limit()
     cycle = library.pack_cycle(step_calls())
     stubs = [StubRank(port, rank, world_size, cycle) for rank in range(1, world_size)]
@@ -170,7 +169,7 @@ def follow(port: int, world_size: int, pipe: Connection) -> None:
 
 
 class StubPlugin:
-    """Rank 0's communicators: what plans do in the plugin has benchmarks of its own."""
+    """Rank 0's communicators, without the work of a plan in the plugin."""
 
     def __init__(self, world_size: int) -> None:
         self._rows = np.zeros(2, library.COMMUNICATOR_DTYPE)
@@ -223,14 +222,14 @@ def client(port: int) -> dist.Store:
 
 
 def enlist_stubs(port: int, n_stubs: int, fingerprint: str) -> None:
-    """Take the stubs through the job's start, which happens once."""
+    """Take the stubs through the start of the job, which happens once."""
     store: Any = dist.PrefixStore(str(INCARNATION), client(port))  # torch's stubs lack append
     for rank in range(1, 1 + n_stubs):
         store.append(job_start.fingerprints_key(1 + n_stubs), job_start.fingerprint_frame(rank, fingerprint))
 
 
 def measure(world_size: int, n_changes: int) -> dict[str, float]:
-    """Medians over changes of a job of so many ranks."""
+    """Medians over changes."""
     context = mp.get_context("spawn")
 
     def spawn(target: Any, *arguments: Any) -> tuple[Any, Connection]:
@@ -279,7 +278,7 @@ def measure(world_size: int, n_changes: int) -> dict[str, float]:
 
 
 def boundary_us(n_steps: int = 20_000) -> float:
-    """What the end of a step costs the training thread: the plugin is told, and what it says is put into a queue."""
+    """Time of the training thread at the end of a step."""
     plugin = library.load()
     queue: deque[tuple[int, int, float]] = deque(maxlen=4096)
     took_us = []

@@ -1,36 +1,11 @@
 """Training while all around it breaks: daemons killed, stopped, imitated; garbage, full disks, odd clocks, dead ranks.
 
-    python -m benchmarks chaos [--minutes M] [--quick] [--nodes 2] [--jobs J ...] [--events E ...] [--deaths N]
-        [--seed S] [--json]
+python -m benchmarks chaos [--minutes M] [--quick] [--nodes 2] [--jobs J ...] [--events E ...] [--deaths N]
+                           [--seed S] [--json]
 
-Two jobs, one under FSDP2 and one under our runtime, train on the emulated NCCL with one daemon for both, under
-torchrun. All along an event drawn by chance befalls the daemon, its store's disk, a clock or a rank. Then the same
-befalls the same two jobs without the agent, for as long or until they came as far: what steps stall by there is the
-machine's own doing. Each five minutes of it are a round of its own. Figures:
-
-    events, daemon_deaths     injected
-    ..._while_recording       of daemons that had written measurements
-    hangs                     jobs of which no step came for HANG_S, although nothing held them up
-    disagreements             collectives for which ranks chose differently; the emulated NCCL checks each
-    failed_jobs               that ended by themselves, or in another way than with code 0
-    losses_that_differ        of those compared, to the last bit, from those without the agent
-    acknowledged_rows_lost    measurements that were in the store when a daemon died, and are not at the end
-    worst_stall_ms            the longest that the agent's code held a training thread at once, in a hook or at a
-                              boundary, whatever it waited for there, a processor too: on a busy machine, most of it
-    worst_wait_ms             the longest that a call waited for the outcome of a change
-    worst_step_ms             beside the worst without the agent; `..._beyond_twin_ms` by how much it took longer
-
-Run it with a priority above what else runs (`nice -n -15`, as root), or on a machine that nothing else uses.
-
-With `--nodes 2` each job spans two network namespaces, each with a daemon, and what daemons say to each other passes
-through a line that delays, holds, loses, halves and drops it: lib/faults/bad_line_worker.py, a process of ours,
-since not every kernel has `tc netem`.
-
-`--quick` ends within a minute: if not told otherwise, only our runtime trains and no rank dies; the jobs without the
-agent run at the same time.
-
-`--events` and `--jobs` choose among them. Calendars jump by a day to ten years, ahead or back: the daemon's or that of
-all ranks, never the machine's own (benchmarks/lib/faults/shifted_clock.py).
+An FSDP2 job and a job of our runtime train on the emulated NCCL while random events happen. The same events then happen
+to jobs without the agent, the `twin`. Run it at a high priority (`nice -n -15`, as root) or on an idle machine.
+`worst_stall_ms` is the longest time in a hook or boundary of the agent. `worst_wait_ms` is a call's wait for a change.
 """
 
 from __future__ import annotations
@@ -58,11 +33,11 @@ EVENTS: Final = (
 )  # fmt: skip
 QUICK_JOBS: Final = ("zero_runtime",)
 QUICK_EVENTS: Final = tuple(name for name in EVENTS if name != "kill_rank")
-"""To begin a job again takes torch too long."""
+"""Restarting a job takes torch too long."""
 QUICK_S: Final = 30.0
 """Of chaos, at most."""
 QUICK_ENDS_S: Final = 30.0
-"""Chaos ends so long after the run began: what it left takes ten seconds to end."""
+"""Chaos ends so long after the run began: its processes take ten seconds to end."""
 ROUND_S: Final = 300.0
 """Of a long run; each round starts the jobs anew."""
 WARM_UP_STEPS: Final = 5
@@ -70,11 +45,7 @@ WARM_UP_STEPS: Final = 5
 
 @contextlib.contextmanager
 def begun(folder: Path, arguments: argparse.Namespace, *, with_agent: bool) -> Iterator[Chaos]:
-    """Daemons with their jobs; nothing of them is left afterwards.
-
-    Raises:
-        UserError: two nodes cannot be had.
-    """
+    """Daemons with their jobs; all of them are ended afterwards. Raises UserError if two nodes cannot be had."""
     folder.mkdir(mode=0o700)
     with contextlib.ExitStack() as stack:
         networks = stack.enter_context(two_namespaces()) if arguments.nodes == 2 else ()
@@ -84,7 +55,7 @@ def begun(folder: Path, arguments: argparse.Namespace, *, with_agent: bool) -> I
 
 
 def at_once(some: Sequence[Chaos], seconds: float, by_s: float) -> None:
-    """Let several run, each in a thread."""
+    """Run several, each in a thread."""
     with ThreadPoolExecutor(len(some)) as pool:
         try:
             list(pool.map(lambda chaos: chaos.run(seconds, by_s=by_s), some))
@@ -101,7 +72,7 @@ def worst_ms(chaos: Chaos, name: str) -> float:
 
 
 def losses(tuned: Chaos, untuned: Chaos) -> list[tuple[object, object]]:
-    """Of each step its loss, and what it is without the agent; as far as both came."""
+    """Losses with and without the agent, of the steps that both reached."""
     found = []
     for job, twin in zip(tuned.jobs, untuned.jobs, strict=True):
         expected = max(twin.steps().values(), key=len, default=[])
@@ -111,11 +82,7 @@ def losses(tuned: Chaos, untuned: Chaos) -> list[tuple[object, object]]:
 
 
 def play(arguments: argparse.Namespace, seconds: float, n_deaths: float) -> dict[str, float]:
-    """One round, with the agent and without.
-
-    Raises:
-        UserError: two nodes cannot be had.
-    """
+    """One round, with the agent and without. Raises UserError if two nodes cannot be had."""
     began_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True)))
@@ -157,7 +124,7 @@ def play(arguments: argparse.Namespace, seconds: float, n_deaths: float) -> dict
 
 
 def results(figures: dict[str, float], events: Sequence[str]) -> list[Result]:
-    """The table. A run counts only if at least half of its steps ran under a plan and every kind of event came."""
+    """A run counts only if at least half of its steps ran under a plan and every kind of event came."""
     worst, twin = figures["worst_step_ms"], figures["worst_untuned_step_ms"]
     under_a_plan = figures["steps_under_a_plan"] / max(1.0, figures["steps_in_the_store"])
     came = {name.removeprefix("events@") for name, n in figures.items() if name.startswith("events@") and n}
@@ -185,11 +152,7 @@ def results(figures: dict[str, float], events: Sequence[str]) -> list[Result]:
 
 
 def play_rounds(arguments: argparse.Namespace) -> dict[str, float]:
-    """Rounds, until there were minutes or deaths enough.
-
-    Raises:
-        UserError: two nodes cannot be had.
-    """
+    """Play rounds until the minutes or the deaths are reached. Raises UserError if two nodes cannot be had."""
     done: dict[str, float] = {}
     n_rounds_played = 0
     while True:

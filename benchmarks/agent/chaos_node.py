@@ -1,4 +1,4 @@
-"""The daemons and jobs of `chaos.py`: what things happen to."""
+"""The daemons and jobs of `chaos.py`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from benchmarks.lib.free_port import free_port
 
 ZEROTUNE: Final = (sys.executable, "-m", "zerotune.tuner.cli")
 HANG_S: Final = 30.0
-"""What waits for longer counts as a hang."""
+"""A longer wait counts as a hang."""
 START_S: Final = 300.0
-"""What counts as one while a job begins or is begun again: on a busy machine torch alone takes a minute to load."""
+"""The same limit while a job begins: on a busy machine torch alone takes a minute to load."""
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    """Return when it is so, or after so long."""
+    """Return when the condition holds, or after so many seconds."""
     until_s = time.monotonic() + seconds
     while not condition() and time.monotonic() < until_s:
         time.sleep(0.1)
@@ -57,7 +57,6 @@ class Node:
         self.start_daemon()
 
     def start_daemon(self) -> None:
-        """Another daemon begins."""
         command = [*self.prefix, *ZEROTUNE, "daemon", "--endpoint", self.endpoint, "--store", str(self.store)]
         with (self.folder / "daemon.log").open("ab") as log:
             self.daemon = subprocess.Popen(
@@ -65,7 +64,7 @@ class Node:
             )
 
     def kill_daemon(self, records_within_s: float) -> None:
-        """It dies, once it has written what it measured, or after so long."""
+        """Kill the daemon once it has written measurements, or after so many seconds."""
         last = max(self.acknowledged, default=0)
         wait_for(lambda: bool(self.rows(last)), records_within_s)
         self.daemon.kill()
@@ -76,17 +75,17 @@ class Node:
         self.n_deaths_while_recording += bool(written)
 
     def end_daemon(self) -> None:
-        """It ends in good order."""
+        """End the daemon in good order."""
         self.daemon.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.daemon.wait(20.0)
 
     def rows(self, after: int = 0) -> set[int]:
-        """Row ids of all measurements in the store from there on; empty where there is none yet."""
+        """Row ids of all measurements in the store from `after` on; empty if there is no store yet."""
         return set(self._ask(f"SELECT rowid FROM measurements WHERE rowid > {after}"))
 
     def n_steps(self, *, under_a_plan: bool) -> int:
-        """Steps in the store; only those that ran what the daemon asked for, or all."""
+        """Steps in the store; `under_a_plan`: only those that ran a plan of the daemon."""
         return sum(self._ask(f"SELECT count(*) FROM steps WHERE epoch >= {int(under_a_plan)}"))
 
     def _ask(self, query: str) -> list[int]:
@@ -133,26 +132,26 @@ class Job:
         self._n_seen, self._moved_at_s = 0, time.monotonic()
 
     def stop(self) -> None:
-        """Ask it to end with the step it is at."""
+        """The job ends with its current step."""
         (self.folder / "stop").touch()
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended anywhere."""
+        """No node's part has ended."""
         return all(process.poll() is None for process in self.processes)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended everywhere."""
+        """Every node's part has ended."""
         return all(process.poll() is not None for process in self.processes)
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended in another way than with code 0."""
+        """A part ended with another code than 0."""
         return any(process.poll() != 0 for process in self.processes)
 
     def steps(self, ranks: str = "0") -> dict[str, list[dict[str, Any]]]:
-        """What was logged of every start of the job, by rank 0 or by all (`*`); a line that was cut off is none."""
+        """The log of every start of the job, of rank 0 or of all ranks (`*`); a line that was cut off is left out."""
         found: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(self.folder.glob(f"*.{ranks}.jsonl")):
             for line in path.read_text().splitlines():
@@ -165,7 +164,7 @@ class Job:
         return max(map(len, self.steps().values()), default=0)
 
     def hangs(self) -> bool:
-        """Whether no step has come for HANG_S, or START_S where not all ranks have had one since they began."""
+        """No step came for HANG_S, or for START_S if not all ranks have had a step since they began."""
         n_seen = sum(path.stat().st_size for path in self.folder.glob("*.jsonl"))
         if n_seen != self._n_seen:
             self._n_seen, self._moved_at_s = n_seen, time.monotonic()
@@ -173,12 +172,12 @@ class Job:
         return waited_s > START_S or (waited_s > HANG_S and self._trains())
 
     def _trains(self) -> bool:
-        """Whether all its ranks that live have had a step."""
+        """All its live ranks have had a step."""
         logs = [[*self.folder.glob(f"{one.pid}.*.jsonl")] for one in self.ranks()]
         return bool(logs) and all(log and log[0].stat().st_size for log in logs)
 
     def ranks(self) -> list[psutil.Process]:
-        """Its training processes that live."""
+        """Its live training processes."""
         found = []
         for process in self.processes:
             with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""One run of chaos: jobs, their daemons, and what befalls them."""
+"""One run of chaos: jobs, their daemons, and the events."""
 
 from __future__ import annotations
 
@@ -33,29 +33,27 @@ RANKS: Final = 2
 LEAST_S: Final = 13.0
 """Of chaos, however late it began."""
 RANK_LIVES_S: Final = 45.0
-"""From one death of a rank to the next, so that a job trains between its restarts."""
+"""Between two deaths of ranks, so that a job trains between its restarts."""
 REFERENCE_S: Final = 120.0
-"""What happens without the agent is watched for so long at least, or for as long as with it."""
+"""Jobs without the agent are watched for so long at least, or for as long as those with it."""
 PAUSE_S: Final = (0.2, 1.0)
 """Between two events."""
 PLAN_WITHIN_S: Final = 15.0
-"""Of the jobs' first steps: so long chaos waits for a plan in force."""
+"""After the jobs' first steps, chaos waits so long for a plan in force."""
 RECORDS_WITHIN_S: Final = 10.0
-"""Of a daemon's start."""
+"""After a daemon's start."""
 DIES_YOUNG: Final = 0.6
 """Chance that a daemon which follows a killed one is killed, too, within YOUNG_S."""
 YOUNG_S: Final = 0.6
 """A daemon's start takes most of it on a quiet machine."""
 DAY_S: Final = 86_400.0
 CLOCK_JUMPS_S: Final = (DAY_S, 3652.5 * DAY_S)
-"""From the machine's clock, ahead or back; both ends are as likely as what lies between."""
+"""Off the machine's clock, ahead or back; log-uniform between the ends."""
 MARK: Final = "ZEROTUNE_CHAOS"
-"""In the environment of every process that belongs to one run."""
+"""An environment variable of every process of one run."""
 
 
 class Chaos:
-    """One run: the jobs, the daemons, and what befalls them."""
-
     def __init__(self, folder: Path, arguments: argparse.Namespace, networks: Sequence[Namespace] = ()) -> None:
         self.folder, self.arguments = folder, arguments
         self.chance = random.Random(arguments.seed)
@@ -77,7 +75,7 @@ class Chaos:
         ]
 
     def _two_nodes(self, networks: Sequence[Namespace]) -> list[Node]:
-        """Nodes whose daemons speak over a line of ours."""
+        """Nodes whose daemons talk over a `BadLine`."""
         keys = self.folder / "keys"
         subprocess.run([*ZEROTUNE, "daemon", "keys", str(keys)], check=True, capture_output=True)
         self.environment |= {"GLOO_SOCKET_IFNAME": LINK, "ZEROTUNE_CURVE_KEYS": str(keys)}
@@ -94,27 +92,26 @@ class Chaos:
             for name, network in (("a", first), ("b", second))
         ]  # fmt: skip
 
-    # ---- events -------------------------------------------------------------------------------------
 
     @property
     def node(self) -> Node:
-        """Any of them."""
+        """A random node."""
         return self.chance.choice(self.nodes)
 
     @property
     def records_within_s(self) -> float:
-        """How long a daemon's death waits for what it writes."""
+        """How long a kill waits for the daemon's measurements."""
         return RECORDS_WITHIN_S if self.arguments.with_agent and not self.arguments.quick else 1.0
 
     def _kill_daemon(self, node: Node) -> None:
-        """Every other time however young it is, else once it has written what it measured."""
+        """Kill at once every other time, else after the daemon has written measurements."""
         waits_s = 0.0
         if self.chance.random() < 0.5:
             waits_s = self.records_within_s
         node.kill_daemon(waits_s)
 
     def kill_daemon(self) -> None:
-        """A daemon dies, and some that follow it while they begin; after a while there is another."""
+        """Kill a daemon and some of its successors while they start; then start another one."""
         node = self.node
         self._kill_daemon(node)
         while self.chance.random() < DIES_YOUNG:
@@ -125,14 +122,14 @@ class Chaos:
         node.start_daemon()
 
     def stop_daemon(self) -> None:
-        """A daemon stands still."""
+        """Stop a daemon for a while (SIGSTOP)."""
         daemon = self.node.daemon
         daemon.send_signal(signal.SIGSTOP)
         time.sleep(self.chance.uniform(0.1, 3.0))
         daemon.send_signal(signal.SIGCONT)
 
     def send_garbage(self) -> None:
-        """A daemon hears what makes no sense."""
+        """Send a daemon invalid messages."""
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
             socket.linger = 100
             socket.connect(self.node.endpoint)
@@ -141,7 +138,7 @@ class Chaos:
                 socket.send_multipart(frames[: self.chance.randint(1, 3)], zmq.DONTWAIT)
 
     def imitate_daemon(self) -> None:
-        """A daemon dies, and something answers in its place that makes no sense."""
+        """Kill a daemon and answer in its place with invalid messages."""
         node = self.node
         self._kill_daemon(node)
         with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
@@ -157,7 +154,7 @@ class Chaos:
         node.start_daemon()
 
     def fill_disk(self) -> None:
-        """For a while no file of a daemon's may grow."""
+        """For a while no file of a daemon may grow."""
         pid = self.node.daemon.pid
         with contextlib.suppress(OSError):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
@@ -165,13 +162,13 @@ class Chaos:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def jump_clock(self) -> None:
-        """The calendar of a daemon or of all ranks is another, until the next jump."""
+        """Shift the calendar of a daemon or of all ranks until the next jump."""
         shortest, longest = map(math.log, CLOCK_JUMPS_S)
         ahead_s = self.chance.choice((-1, 1)) * math.exp(self.chance.uniform(shortest, longest))
         self.chance.choice((self.clock, self.node.clock)).shift(wall_s=ahead_s)
 
     def harm_line(self) -> None:
-        """What nodes' daemons say to each other comes late, in part, or not at all."""
+        """Delay, cut or drop the traffic between the nodes' daemons."""
         self._tell_line(self.chance.choice(HARMS))
         time.sleep(self.chance.uniform(0.5, 6.0))
         self._tell_line(PASS)
@@ -182,13 +179,12 @@ class Chaos:
             self.line.stdin.flush()
 
     def kill_rank(self) -> None:
-        """A rank dies; torchrun starts its job again."""
+        """Kill a rank; torchrun starts its job again."""
         ranks = self.chance.choice(self.jobs).ranks()
         if ranks:
             with contextlib.suppress(psutil.Error):
                 self.chance.choice(ranks).kill()
 
-    # ---- the run ------------------------------------------------------------------------------------
 
     @property
     def n_deaths(self) -> int:
@@ -198,7 +194,7 @@ class Chaos:
     def run(
         self, seconds: float, n_deaths: float = math.inf, n_steps: float = math.inf, by_s: float = math.inf
     ) -> None:
-        """Let things happen, then end the jobs in order."""
+        """Make events happen, then end the jobs in order."""
         common = [name for name in self.arguments.events if name != "kill_rank"]
         to_come: list[str] = []
         wait_for(lambda: self.is_over.is_set() or all(job.steps() for job in self.jobs), 120.0)
@@ -238,7 +234,7 @@ class Chaos:
             node.end_daemon()
 
     def close(self) -> None:
-        """Leave no process behind."""
+        """End every process of the run."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(MARK) == str(self.folder):

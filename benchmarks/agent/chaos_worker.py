@@ -1,7 +1,7 @@
 """One rank of a job in `chaos.py`: trains until a file asks it to stop, and logs each step.
 
-A step's line has its loss and its times in ms: `wall`, `ours`, the longest passage of the training thread through the
-agent's code, and `waited`, the longest so far that a call waited for an outcome.
+A step's line has its loss and its times in ms: `wall`; `ours`, the longest passage of the training thread through the
+agent's code; and `waited`, the longest wait of a call for an outcome so far.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ N_STEPS_AT_MOST = 1_000_000
 
 
 class Passages:
-    """What the agent's code takes of the training thread, between two calls of `longest_ms`."""
+    """Time of the training thread in the agent's code, between two calls of `longest_ms`."""
 
     def __init__(self) -> None:
         self._ms = 0.0
@@ -46,12 +46,11 @@ class Passages:
         return timed
 
     def longest_ms(self) -> float:
-        """Its longest passage."""
         found, self._ms = self._ms, 0.0
         return found
 
     def waited_ms(self) -> float:
-        """The longest so far that a call waited for the outcome of a change."""
+        """The longest wait of a call for the outcome of a change so far."""
         counters = self._session.agreement_counters() if self._session is not None else None
         return 0.0 if counters is None else counters.longest_wait_us / 1e3
 

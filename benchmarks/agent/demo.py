@@ -1,6 +1,6 @@
 """What `zerotune demo` shows, as figures, and as the README's picture: step time with the agent off and on.
 
-    python -m benchmarks demo [--json] [--steps N] [--picture FILE]
+python -m benchmarks demo [--json] [--steps N] [--picture FILE]
 
 Times are those of the emulated NCCL's virtual clock; medians are over the last quarter of the steps.
 """
@@ -46,7 +46,6 @@ def main() -> None:
 
 
 def run(n_steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run the demo."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "zerotune.tuner.cli", "demo", "--out", folder, "--steps", str(n_steps)]
         subprocess.run(command, stdout=sys.stderr, check=True)
@@ -55,7 +54,6 @@ def run(n_steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def changes(off: dict[str, Any], on: dict[str, Any], name: str, field: str) -> list[Result]:
-    """The figures of one field of the steps."""
     off_us, on_us = settled(off, field), settled(on, field)
     return [
         Result(f"{name}_change_percent", 100 * (on_us / off_us - 1), "%", "< 0", "agent off", on_us / off_us),
@@ -65,7 +63,6 @@ def changes(off: dict[str, Any], on: dict[str, Any], name: str, field: str) -> l
 
 
 def step_times_us(run: dict[str, Any]) -> NDArray[np.float64]:
-    """The duration of each step."""
     return np.array([step["duration_us"] for step in run["steps"]])
 
 
@@ -76,7 +73,6 @@ def settled(run: dict[str, Any], field: str) -> float:
 
 
 def draw(off_us: NDArray[np.float64], on_us: NDArray[np.float64], path: Path) -> None:
-    """Draw both runs' step times over the steps."""
     figure, (axes,) = new_figure(2.4)
     for us, colour, label, offset in ((off_us, BEFORE, "NCCL's own choices", 8), (on_us, AFTER, "zerotune", -16)):
         middle_ms = float(np.median(us[-max(1, len(us) // 4) :])) / 1e3

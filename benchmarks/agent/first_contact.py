@@ -1,13 +1,10 @@
 """Does tuning work as a GPU tells it? The device is steps behind the host, and nobody knows what was waited for.
 
-    python -m benchmarks first_contact [--json] [--quick]
+python -m benchmarks first_contact [--json] [--quick]
 
-Four questions. A simulated device runs steps under plans that change all the time: is each step told with its own time
-and plan, at every lag? Peer: the host's clock at the optimizer's step. Whole jobs of the policy, whose communication
-mostly hides (training_reward): do variants with fewer channels begin, and how much of what is gained in lockstep with
-all known is gained? Is more withdrawn for nothing then, or more lost where nothing is to be gained (brain_safety.py)?
-Do results keep their bits under `--numerics exact`, if the order of sums goes with the setting (rounding.py)?
-Simulated, no GPU.
+It simulates a device and whole jobs, without a GPU. Four parts: attribution of times to steps and plans at every lag;
+gain against lockstep with full knowledge (training_reward); losses where there is nothing to gain (brain_safety);
+bits of results under `--numerics exact` (rounding.py).
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ LAGS = range(MOST_AHEAD + 1)
 N_TIMED = 2000
 STEP_US = 20_000.0
 WRONG = 0.01
-"""A step is told with another's time if that is off by a larger share: those of neighbouring plans differ by more."""
+"""A relative error above this counts as the time of another step: neighbouring plans differ by more."""
 FABRICS = ("few_sms_node", "h100_node", "h100_ib_2", "ethernet_boxes")
 GUARDED_KINDS = ("one_key_alike", "nine_keys_alike", "alike_and_hidden", "slow_promotion")
 GUARDED_STEPS = 1200
@@ -59,7 +56,7 @@ GUARDED_NOISE = 0.01
 
 
 class _Plans:
-    """Stands for the plugin: says under which plan the calls of the step that ends were enqueued."""
+    """A plugin that knows only the plan under which the calls of the ending step were enqueued."""
 
     epoch = 0
 
@@ -74,7 +71,7 @@ class _Plans:
 
 
 class _HostClock:
-    """What times steps without events: the host's clock. It is held up until the device is at most so far behind."""
+    """Times steps without events, by the host's clock. The host blocks until the device is close enough behind."""
 
     training_thread_only = True
 
@@ -86,7 +83,7 @@ class _HostClock:
 
 
 def told_steps(host_ahead: int, *, has_events: bool) -> tuple[np.ndarray, int, int]:
-    """Let a host enqueue steps, each under a plan that makes it faster or slower."""
+    """A host enqueues steps; the plan of each makes it faster or slower."""
     rng, device, plans, lost = np.random.default_rng(host_ahead), Device(), _Plans(), []
     told: list[StepRecord] = []
     timer = StepTimer(plans, told.append, on_lost=lambda: lost.append(1))
@@ -104,7 +101,7 @@ def told_steps(host_ahead: int, *, has_events: bool) -> tuple[np.ndarray, int, i
 
 
 def timed(lags: Sequence[int]) -> Iterator[Result]:
-    """Are steps told with their own times and plans?"""
+    """The errors of step times and of their plans."""
     for lag in lags:
         off, n_wrong, n_lost = told_steps(lag, has_events=True)
         _, n_by_host, _ = told_steps(lag, has_events=False)
@@ -115,10 +112,8 @@ def timed(lags: Sequence[int]) -> Iterator[Result]:
 
 
 class Played(NamedTuple):
-    """What became of jobs of one kind."""
-
     gain: float
-    """Share of what the settings that are best in training would gain."""
+    """Share of the gain of the best settings in training."""
     begin: float
     """Share of jobs in which a variant began."""
     spent: float
@@ -135,7 +130,6 @@ def _best_us(world: OverlappedWorld, brain: Brain) -> float:
 
 
 def played(view: HostView, names: Sequence[str], n_seeds: int, n_steps: int) -> Played:
-    """Play whole jobs."""
     gains, begins, spent = [], [], []
     with seen_as(view):
         for name in names:
@@ -151,7 +145,7 @@ def played(view: HostView, names: Sequence[str], n_seeds: int, n_steps: int) -> 
 
 
 def _guarded(kind: str, job: int, seed: int) -> World:
-    """A job in which no setting changes what a step takes; some of its settings are said to hide."""
+    """A job in which no setting changes the step time; some settings claim to hide."""
     if kind != "alike_and_hidden":
         return secretly_slow_job(ALONE if kind == "one_key_alike" else NINE, 0.0, seed)
     machine = fabric.load(("h100_node", "ethernet_boxes", "h100_ib_2")[job % 3])
@@ -163,7 +157,7 @@ def _guarded(kind: str, job: int, seed: int) -> World:
 
 
 def withdrawn_for_nothing(view: HostView, n_jobs: int) -> float:
-    """In how many jobs (percent) the guard withdraws what slows nothing down."""
+    """The percentage of jobs in which the guard withdraws a harmless setting."""
     found = []
     with seen_as(view):
         for kind in GUARDED_KINDS:
@@ -180,7 +174,7 @@ def withdrawn_for_nothing(view: HostView, n_jobs: int) -> float:
 
 
 def policy(lags: Sequence[int], *, quick: bool) -> Iterator[Result]:
-    """What jobs gain and lose as a GPU tells it, beside all known in lockstep."""
+    """Gains and losses of jobs with a GPU's lag, beside lockstep with full knowledge."""
     names, n_seeds, n_steps = (FABRICS[2:3], 1, 300) if quick else (FABRICS, 2, 1000)  # as long as training_reward's
     known, begin = played(IN_LOCKSTEP, names, n_seeds, n_steps), 1.0
     for lag in track(lags, "lags", transient=True):
@@ -206,7 +200,7 @@ def policy(lags: Sequence[int], *, quick: bool) -> Iterator[Result]:
 
 
 def rounded() -> Iterator[Result]:
-    """Do results keep their bits if only what computes nothing is tuned? Otherwise bits must change."""
+    """Bits that change in exact mode, and without it."""
     with tempfile.TemporaryDirectory() as folder:
         exact, usual = bits_changed(Path(folder))
     yield Result("exact_mode_bits_changed", exact, "bits of results", "0")

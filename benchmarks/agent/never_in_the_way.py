@@ -1,22 +1,10 @@
 """Job shapes of public reports, each with zerotune and without: whether they end alike, and are tuned.
 
-    python -m benchmarks never_in_the_way [--quick] [--shapes S ...] [--faults F ...] [--json]
+python -m benchmarks never_in_the_way [--quick] [--shapes S ...] [--faults F ...] [--json]
 
-Each shape is a small job on the emulated NCCL (benchmarks/agent/job_shapes). It runs once without the agent, once with
-it, and once more with each fault; beside a fault that would befall an untuned job, too, it is run without the agent.
-The emulation adds in one order, so losses are compared to the last bit. Figures:
-
-    job_shapes                          that ran
-    job_shapes_that_hang                no rank logged a loss for HANG_S (running.py)
-    job_shapes_that_end_otherwise       another exit code, or another loss
-    job_shapes_tuned_share              a plan of the daemon came into force on a communicator
-    job_shapes_silent                   no last line says what was tuned or why nothing was
-    longest_wait_ms                     that a training thread waited for an agreement, in any run
-    store_requests_per_change_and_rank  to the job's store
-    store_requests_in_steady_state      those while no change was under way
-    job_shapes_that_..._with_FAULT      more than the same fault does to a job without the agent
-
-`--quick` takes a few shapes of each kind without faults, and ends within a minute on two quiet cores.
+Each shape (benchmarks/agent/job_shapes) runs on the emulated NCCL without the agent, with it, and with each fault.
+A shape hangs if no rank logs a loss for HANG_S. It is silent if no last line tells its tuning. A figure `_with_FAULT`
+counts only effects that the same fault does not have on a job without the agent.
 """
 
 from __future__ import annotations
@@ -55,18 +43,18 @@ from zerotune.tuner.client.background_daemon import start_in_background
 
 FABRIC: Final = "ethernet_boxes"
 OUTPUT_SHOWN: Final = 4000
-"""Characters of what a job's ranks wrote, if it hangs or ends otherwise."""
+"""Characters of the ranks' output that are shown if a job hangs or ends otherwise."""
 QUICK: Final = (
     "join_uneven", "gan_by_rank", "metrics_around_backward", "autograd_grad", "megatron", "metrics_in_a_thread",
 )  # fmt: skip
 IDLE_S: Final = 600.0
-"""Longer than runs without the agent take in a row."""
+"""Longer than consecutive runs without the agent take."""
 LINE: Final = re.compile(r"^zerotune: (\d+ of \d+ collectives? tuned|nothing was tuned)", re.MULTILINE)
-"""What a launched job ends with."""
+"""The last line of a launched job."""
 
 
 class Daemon:
-    """The daemon of all jobs, which is started again if a fault killed it."""
+    """The daemon of all jobs; it is started again if a fault killed it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,18 +62,18 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """See that it runs."""
+        """Start the daemon unless it runs."""
         if self._process is None or self._process.poll() is not None:
             self._process = start_in_background(self.endpoint, self._folder / "store.db", idle_exit_s=IDLE_S)
 
     def kill(self) -> None:
-        """It dies at once."""
+        """Send SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def end(self) -> None:
-        """It ends in good order."""
+        """End the daemon in good order."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
@@ -93,9 +81,10 @@ class Daemon:
 
 @dataclass(frozen=True)
 class Fault:
-    """What befalls a job.
+    """A fault of a job.
 
-    `event` is made anew for each run. `environment` asks the agent for it. `befalls_all`: jobs without the agent, too.
+    `event` makes a new event for each run, or `environment` asks the agent for the fault. `befalls_all`: jobs without
+    the agent have it, too.
     """
 
     event: Callable[[Daemon], Event] | None = None
@@ -125,8 +114,6 @@ FAULTS: Final = {
 
 
 class Runs:
-    """All runs of the shapes."""
-
     def __init__(self, folder: Path, daemon: Daemon) -> None:
         self._folder, self._daemon = folder, daemon
         self._n_runs = 0
@@ -134,11 +121,9 @@ class Runs:
         """Of all runs with the agent."""
 
     def untuned(self, shape: Shape, fault: Fault | None = None, plain: Outcome | None = None) -> Outcome:
-        """One run without the agent."""
         return self._run(shape, fault, plain, with_agent=False)
 
     def tuned(self, shape: Shape, plain: Outcome, fault: Fault | None = None) -> Outcome:
-        """One run with the agent."""
         self._daemon.start()
         outcome = self._run(shape, fault, plain, with_agent=True)
         self.outcomes.append(outcome)
@@ -161,13 +146,12 @@ class Runs:
 
 @dataclass
 class Tally:
-    """Names of shapes, by what was found."""
+    """Names of shapes, by finding."""
 
     hang: list[str] = field(default_factory=list)
     otherwise: list[str] = field(default_factory=list)
 
     def add(self, name: str, outcome: Outcome, expected: Outcome) -> None:
-        """Compare one run."""
         if outcome.hangs and not expected.hangs:
             self.hang.append(name)
         elif not outcome.hangs and not outcome.ends_as(expected):
@@ -178,11 +162,7 @@ class Tally:
 
 
 def play(names: Sequence[str], faults: Sequence[str], folder: Path) -> list[Result]:
-    """Run the shapes.
-
-    Raises:
-        SystemExit: a shape does not end well without the agent.
-    """
+    """Raises SystemExit if a shape does not end well without the agent."""
     daemon = Daemon(folder)
     runs = Runs(folder, daemon)
     plainly, with_fault = Tally(), {name: Tally() for name in faults}
@@ -230,7 +210,7 @@ def _found(name: str, tally: Tally) -> list[str]:
 
 
 def agreement_figures(outcomes: Sequence[Outcome], undisturbed: Sequence[Outcome]) -> list[Result]:
-    """What agreements cost, over all ranks."""
+    """The cost of agreements, over all ranks."""
     longest_us = max((one["longest_wait_us"] for outcome in outcomes for one in outcome.counters), default=0.0)
     ranks = [one for outcome in undisturbed for one in outcome.counters]
     if not ranks:

@@ -1,15 +1,10 @@
 """What the agent costs a training step when there is nothing to tune.
 
-Two figures, from the same job (our ZeRO-3 GPT on two ranks on the emulated NCCL, a daemon running):
-
-* accounting: wall time spent in the agent's own code per step (hooks and boundaries on the training
-  thread, plus all CPU time of the agent's background threads, as if none of it overlapped training),
-  over the median wall time of a step;
-* confirmation: interleaved A/B runs, agent on against agent absent, median wall time of a step. Where all
-  cores are taken by ranks, as on two cores, this also holds what the daemon and the emulation's own
-  profiler events take from them.
-
 Run: python -m benchmarks overhead [--quick] [--json]
+
+Accounting: wall time in the agent's hooks and boundaries, plus all CPU time of its background threads, over the median
+step. Confirmation: median step of interleaved runs with and without the agent. If ranks take all cores, it also has the
+cost of the daemon and of the emulation's profiler events.
 """
 
 from __future__ import annotations
@@ -32,7 +27,6 @@ WORKER = Path(__file__).parent / "overhead_worker.py"
 
 
 def run(folder: Path, endpoint: str, *, agent: bool, n_steps: int) -> dict[str, float]:
-    """Train on two ranks."""
     out = folder / "out.json"
     command = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--fabric", FABRIC, "--endpoint", endpoint]
     command += ["--agent" if agent else "--no-agent", "--"]
@@ -58,7 +52,7 @@ def main() -> None:
         endpoint = f"ipc://{folder}/d.sock"
         daemon = start_in_background(endpoint, folder / "store.db")
         try:
-            # Nothing to tune: the tuner has learned in an earlier job that NCCL's choices are the best.
+            # Nothing to tune: an earlier job taught the tuner that NCCL's choices are the best.
             run(folder, endpoint, agent=True, n_steps=n_steps)
             for pair in range(n_pairs):
                 order = ((True, on), (False, off)) if pair % 2 else ((False, off), (True, on))

@@ -74,7 +74,7 @@ def main() -> None:
     from zerotune.zero_runtime.examples import train
 
     train.main()
-    # The first steps pay once for joining the other ranks and for what is known from earlier jobs.
+    # The first steps pay once for joining the other ranks and for loading the knowledge of earlier jobs.
     warm = ends[len(ends) // 2 :]
     steps_us = [(b[0] - a[0]) / 1000 for a, b in pairwise(warm)]
     n_steps = len(steps_us)

@@ -1,7 +1,7 @@
-"""Whether results keep their bits while collectives are tuned, if NCCL adds in an order that goes with the setting.
+"""Whether results keep their bits while collectives are tuned, if NCCL's order of addition depends on the setting.
 
 The emulation does so under `ZEROTUNE_SUMS=by_setting`. A plan file asks for other settings of gathers and scatters. Run
-as a script it is a rank: it keeps what its collectives computed.
+as a script it is a rank, which keeps the results of its collectives.
 """
 
 from __future__ import annotations
@@ -31,11 +31,7 @@ ROW: Final = {
 
 
 def computed(folder: Path, *options: str) -> tuple[np.ndarray, int]:
-    """Run the job.
-
-    Raises:
-        RanksFailed: a rank failed.
-    """
+    """Raises RanksFailed."""
     launch = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--fabric", FABRIC]
     launch += ["--endpoint", f"ipc://{folder}/nobody.sock", "--summary", str(folder / "summary.json"), *options, "--"]
     command = [*launch, sys.executable, "-m", "benchmarks.agent.rounding", str(folder / "computed.npy")]
@@ -46,12 +42,7 @@ def computed(folder: Path, *options: str) -> tuple[np.ndarray, int]:
 
 
 def bits_changed(folder: Path) -> tuple[int, int]:
-    """Bits of results that a plan changes.
-
-    Raises:
-        RanksFailed: a rank failed.
-        RuntimeError: the plan did not come into force: then the figures would prove nothing.
-    """
+    """Bits of results that a plan changes, and all bits. Raises RuntimeError if the plan did not come into force."""
     plan = folder / "plan.json"
     rows = [{**ROW, "collective": collective} for collective in ("all_gather", "reduce_scatter")]
     plan.write_text(json.dumps({"zerotune_plan": 1, "rows": rows}))

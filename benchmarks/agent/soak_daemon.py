@@ -1,15 +1,10 @@
 """Many collectives under agent and daemon, and 48 hours of the daemon's clock: does anything grow?
 
-Ranks under `zerotune launch` call small collectives and end a step every 20. The daemon's clocks jump ahead by an hour
-48 times (lib/faults/shifted_clock.py), so that timers, checkpoints and what is due now and then come due. Each jump
-is a silence of an hour for the daemon: it lets the job go and takes it up again, and gives a fit of its models up that
-was under way. Its store keeps 100,000 rows, so retention is at work, too. Memory and open files of the daemon and of
-each rank, which holds agent and plugin, are looked at all along. Figures:
-
-    ..._growth                slope after the first 40 % of the run, and the ends of its interval of 95 % confidence
-    n_disagreements           collectives for which ranks chose differently
-
 Run: python -m benchmarks soak_daemon [--collectives N] [--ranks N] [--hours H] [--quick] [--json]
+
+The daemon's clocks jump ahead by an hour 48 times, so that timers, checkpoints and retention run. At each jump the
+daemon drops the job as silent and takes it up again. `..._growth` is the slope of memory or open files after the
+first 40 % of the run, with the ends of its 95 % confidence interval.
 """
 
 from __future__ import annotations
@@ -36,15 +31,11 @@ ZEROTUNE: Final = (sys.executable, "-m", "zerotune.tuner.cli")
 LOOK_EVERY_S: Final = 0.5
 HOUR_S: Final = 3600.0
 KEPT_ROWS: Final = 100_000
-"""Measurements that the store keeps: it is full before growth is judged, as a daemon grows with what it keeps."""
+"""Rows that the store keeps: it is full before growth is judged, since a daemon grows with its rows."""
 
 
 def soak(n_collectives: int, n_ranks: int, hours: int, folder: Path) -> list[Result]:
-    """Run daemon and ranks to the end.
-
-    Raises:
-        SystemExit: a rank failed, or the daemon ended.
-    """
+    """Raises SystemExit if a rank failed or the daemon ended."""
     clock = ShiftedClock(folder)
     endpoint = f"ipc://{folder}/d.sock"
     environment = {**os.environ, "ZEROTUNE_ENDPOINT": endpoint, "ZEROTUNE_RUNTIME_DIR": str(folder)}
@@ -104,7 +95,7 @@ def soak(n_collectives: int, n_ranks: int, hours: int, folder: Path) -> list[Res
 
 
 def progress(folder: Path) -> int:
-    """Collectives that rank 0 is through with."""
+    """Collectives that rank 0 has finished."""
     try:
         (n_done,) = struct.unpack("q", (folder / "progress0").read_bytes())
     except (OSError, struct.error):

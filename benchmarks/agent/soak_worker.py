@@ -1,4 +1,4 @@
-"""One rank of `soak_daemon`: small collectives and steps, as many as it is told."""
+"""One rank of `soak_daemon`: runs small collectives and steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ SIZES_BYTES: Final = (4096, 16384, 65536)
 
 
 def collectives(rank: int, n_ranks: int, n_collectives: int) -> Iterator[int]:
-    """Run collectives in the process group that is there."""
     inputs = [torch.full((bytes_ // 4 // n_ranks,), float(rank)) for bytes_ in SIZES_BYTES]
     outputs = [torch.empty(len(tensor) * n_ranks) for tensor in inputs]
     gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # torch 2.13 renamed them

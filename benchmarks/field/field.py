@@ -1,10 +1,9 @@
 """Files and models as people have them: how many are read rightly, refused with a remedy, or read wrongly.
 
-`files/` holds one small file for each report, written by us in the shape of the public one; `files.json` says what is
-true of it: the ranks, the rows of a plan, how many measurements, or a machine's GPUs, NVLinks of each and adapters;
-or that it must be refused and which words help. `published_models.json` has published configurations, as far as their
-shapes go, with the models' published numbers of parameters. Every report adds to them. A silent error is a file or
-model that is read, with other numbers than the true ones.
+Run: python -m benchmarks field [--quick] [--json]
+
+`files.json` has the true contents of each file in `files/`, or the words of a refusal that help. A silent error is a
+file or model that is read with other numbers than the true ones. A model's number of parameters is the published one.
 """
 
 from __future__ import annotations
@@ -31,15 +30,13 @@ TOLERANCE = 1e-3
 
 
 class Outcome(NamedTuple):
-    """What came of one file."""
-
     is_read: bool
     is_right: bool
     is_refused_with_remedy: bool
 
 
 def _found(case: dict[str, Any]) -> tuple[str, Any]:
-    """What is to be compared, and what is read of it."""
+    """The kind of comparison, and the values that were read."""
     path = HERE / "files" / case["file"]
     if "n_rows" in case:
         return "n_rows", sum(row.phase is Phase.other for row in plan_rows(path, [HERE_IT_RUNS]))
@@ -56,7 +53,6 @@ def _found(case: dict[str, Any]) -> tuple[str, Any]:
 
 
 def outcome_of(case: dict[str, Any]) -> Outcome:
-    """Read one file and compare."""
     try:
         name, value = _found(case)
     except UserError as error:
@@ -68,7 +64,7 @@ def outcome_of(case: dict[str, Any]) -> Outcome:
 
 
 def _is_right_model(case: dict[str, Any]) -> bool | None:
-    """Whether its parameters are the published ones; None: it is refused."""
+    """Its parameters are the published ones; None: it is refused."""
     try:
         n_parameters = from_config(case["config"], case["name"]).n_parameters
     except UserError as error:
@@ -81,7 +77,6 @@ def _is_right_model(case: dict[str, Any]) -> bool | None:
 
 
 def run() -> list[Result]:
-    """Try all of them."""
     cases = json.loads((HERE / "files.json").read_text())
     outcomes = [outcome_of(case) for case in cases]
     published = json.loads((HERE / "published_models.json").read_text())
@@ -101,7 +96,6 @@ def run() -> list[Result]:
 
 
 def main() -> None:
-    """Print the figures."""
     parser = options_of(__doc__, quick="the same: all of it takes seconds")
     arguments = parser.parse_args()
     report("field", run(), as_json=arguments.json)

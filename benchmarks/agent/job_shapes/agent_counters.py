@@ -1,4 +1,4 @@
-"""What the agent tells of one rank's agreement, and the faults that befall it."""
+"""The agreement counters of one rank, and the faults that are injected into it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from zerotune.agent.agreement.protocol import Member, PlanChange
 from zerotune.agent.job_store import open_job_store
 
 FAULT: Final = "BENCHMARK_FAULT"
-"""Environment variable: what befalls the agreement."""
+"""Environment variable: the fault of the agreement."""
 PAUSED: Final = "paused"
-"""The agreement's own thread stands still at its first change, before it promises anything."""
+"""The agreement's thread stops for PAUSE_S at its first change, before it promises anything."""
 PROMISED: Final = "promised"
-"""It stands still when it has promised."""
+"""The thread stops when it has promised."""
 PAUSE_S: Final = 5
-"""How long a thread or a rank stands still."""
+"""The length of a stop."""
 FAILING: Final = "failing"
 """A request to the job's store fails, once."""
 FAILING_REQUEST: Final = 2
 
 
 def befall() -> None:
-    """Let happen to this rank what the environment says; before the agent joins a job."""
+    """Inject the fault that the environment names; to be called before the agent joins a job."""
     if os.environ.get(FAULT) in (PAUSED, PROMISED):
         _pause_at_first_change(has_promised=os.environ[FAULT] == PROMISED)
     elif os.environ.get(FAULT) == FAILING:

@@ -67,7 +67,7 @@ def prefetcher(job: Job) -> None:
 
 @shape()
 def metrics_in_a_thread(job: Job) -> None:
-    """A thread sums metrics on a group of its own, at its own pace, until the training is over."""
+    """A thread sums metrics on a group of its own, at its own speed, until the training is over."""
     beside = dist.new_group()
     model = mlp()
     optimizer = adamw(model)

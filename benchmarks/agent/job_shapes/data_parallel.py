@@ -1,4 +1,4 @@
-"""Data-parallel jobs: DDP as it is, with uneven inputs, and with what scripts do around it."""
+"""Data-parallel jobs: DDP as it is, with uneven inputs, and with common additions of scripts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from benchmarks.agent.job_shapes.job import Job, adamw, average_gradients, mlp, 
 
 @shape(4)
 def ddp(job: Job) -> None:
-    """Plain DDP."""
     model = DistributedDataParallel(mlp())
     optimizer = adamw(model)
     for step in range(250):
@@ -30,7 +29,7 @@ def _join(job: Job, n_batches: list[int]) -> None:
 
 @shape()
 def join_uneven(job: Job) -> None:
-    """Ranks have unlike numbers of batches, the same in each epoch, under DDP's own `join`."""
+    """Ranks have unequal numbers of batches, the same in each epoch, under DDP's own `join`."""
     _join(job, [30 + 5 * job.rank] * 8)
 
 
@@ -42,7 +41,7 @@ def join_growing(job: Job) -> None:
 
 @shape()
 def accumulation_by_rank(job: Job) -> None:
-    """Ranks accumulate gradients over unlike numbers of micro-batches, as with sequences of unlike lengths."""
+    """Ranks accumulate gradients over unequal numbers of micro-batches, as with sequences of unequal lengths."""
     model = DistributedDataParallel(mlp())
     optimizer = adamw(model)
     for step in range(200):

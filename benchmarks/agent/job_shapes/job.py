@@ -1,4 +1,4 @@
-"""What every job shape uses: the job it runs in, a small model, its data, and the register of shapes."""
+"""The common parts of job shapes: the job, a small model, its data, and the register of shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 WIDTH: Final = 64
 """Features of the small model's inputs and outputs."""
 PACE_S: Final = 0.008
-"""A step takes so long at least: a daemon needs wall time to react to a job of a few hundred steps."""
+"""The least duration of a step: a daemon needs wall time to react to a job of a few hundred steps."""
 
 
 class Job:
@@ -42,10 +42,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Shape:
-    """One kind of job.
-
-    `run` is called on every rank once the default group is made, if `makes_group`, and else before that.
-    """
+    """One kind of job. `run` is called on every rank, after the default group was made if `makes_group`."""
 
     run: Callable[[Job], None]
     n_ranks: int
@@ -54,12 +51,10 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """The shape's name."""
         return self.run.__name__
 
 
 SHAPES: Final[dict[str, Shape]] = {}
-"""Every shape by its name."""
 
 
 def shape(
@@ -82,12 +77,10 @@ def mlp(n_blocks: int = 3, width: int = 256) -> nn.Sequential:
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """An optimizer for all parameters of the model."""
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> torch.Tensor:
-    """One step."""
     optimizer.zero_grad()
     loss: torch.Tensor = model(batch).pow(2).mean()
     loss.backward()  # type: ignore[no-untyped-call]
@@ -101,12 +94,11 @@ def flat(model: nn.Module) -> torch.Tensor:
 
 
 def load_flat(model: nn.Module, values: torch.Tensor) -> None:
-    """Set all parameters."""
     nn.utils.vector_to_parameters(values, model.parameters())
 
 
 def average_gradients(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """What DDP does, by hand."""
+    """The gradient averaging of DDP, by hand."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG, group=group)

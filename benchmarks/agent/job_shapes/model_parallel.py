@@ -61,7 +61,7 @@ def _stage(job: Job, model: nn.Module, step: int, before: int | None, after: int
 
 @shape(3)
 def pipeline_unequal(job: Job) -> None:
-    """A pipeline whose stages have unlike numbers of blocks, and optimizers of unlike number; norms are summed."""
+    """A pipeline whose stages have unequal numbers of blocks and of optimizers; norms are summed."""
     model = mlp(1 + job.rank)
     optimizers = [adamw(block) for block in model]
     for step in range(150):

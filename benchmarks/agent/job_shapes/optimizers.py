@@ -43,7 +43,7 @@ def autograd_grad(job: Job) -> None:
 
 
 class _Stepper:
-    """An optimizer that is none of torch's, as Megatron's are."""
+    """An optimizer that does not derive from torch's, as Megatron's."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._parameters = list(model.parameters())
@@ -58,7 +58,7 @@ class _Stepper:
 
 @shape()
 def megatron(job: Job) -> None:
-    """Megatron's own backward, and an optimizer that is none of torch's: gradients scattered, parameters gathered."""
+    """Megatron's own backward, and an optimizer of its own: gradients scattered, parameters gathered."""
     model = mlp()
     stepper = _Stepper(model)
     n = sum(one.numel() for one in model.parameters())
@@ -101,7 +101,7 @@ def step_in_backward(job: Job) -> None:
 
 @shape()
 def whole_step_graph(job: Job) -> None:
-    """The collectives of a step are captured once and replayed; what a graph cannot hold here runs beside it."""
+    """The collectives of a step are captured once and replayed; the rest of the step runs beside the graph."""
     model = mlp()
     optimizer = adamw(model)
     n = sum(one.numel() for one in model.parameters())

@@ -1,8 +1,8 @@
-"""Runs one shape as one job: its ranks are forks of this process, which has torch loaded but has run nothing of it.
+"""Runs one shape as one job: its ranks are forks of this process, which has loaded torch but has not used it.
 
-Each rank gets the environment that `zerotune launch` and torchrun would give it, activates the agent as
-`sitecustomize.py` does, and ends with all that a process does at its exit. The job's store is served by a process of
-its own, as under torchrun. If a rank fails the others are ended, and the job is begun again if its shape allows that.
+Each rank gets the environment of `zerotune launch` and torchrun, activates the agent as `sitecustomize.py` does, and
+runs all exit handlers. A process of its own serves the job's store, as under torchrun. If a rank fails, the others are
+ended; the job begins again if its shape allows that.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from zerotune.agent.activate import activate
 POLL_S: Final = 0.02
 STORE_TIMEOUT: Final = timedelta(seconds=60)
 HANG_S: Final = 30.0
-"""A job hangs if no rank logs a loss for so long, and none ends."""
+"""A job hangs if no rank logs a loss for so long, and no rank ends."""
 START_S: Final = 120.0
-"""Such a limit before the first loss: a job makes its groups and compiles first."""
+"""The limit before the first loss: a job makes its groups and compiles first."""
 ENDED_BADLY: Final = 1
 """A rank's exit code after an exception."""
 
@@ -54,13 +54,13 @@ class Outcome:
     seconds: float
 
     def ends_as(self, other: Outcome) -> bool:
-        """Whether exit codes and losses are the same, to the last bit."""
+        """Exit codes and losses are the same, to the last bit."""
         return (self.code, self.losses) == (other.code, other.losses)
 
 
 @dataclass
 class Event:
-    """What befalls a job once half of its losses are logged: `happen` gets the ranks' process ids, `later` follows."""
+    """An event of a job once half of its losses are logged: `happen` gets the ranks' process ids; `later` follows."""
 
     happen: Callable[[Sequence[int]], None]
     later: Callable[[Sequence[int]], None] | None = None
@@ -121,11 +121,7 @@ class _Pending:
 
 
 def _wait(pids: Sequence[int], folder: Path, attempt: int, pending: _Pending) -> int:
-    """Wait for all ranks of a start; nothing of them is left afterwards.
-
-    Raises:
-        TimeoutError: the job hangs.
-    """
+    """Wait for all ranks of a start, and end those that are left. Raises TimeoutError if the job hangs."""
     left = list(pids)
     seen, moved_at_s = (0, 0), time.monotonic()
     try:
@@ -168,7 +164,7 @@ def _serve_store() -> tuple[int, int]:
 
 
 def _torchrun(shape: Shape, port: int, attempt: int) -> dict[str, str]:
-    """What torchrun tells its ranks, but for which rank each is."""
+    """The environment of torchrun, except the rank."""
     return {
         "WORLD_SIZE": str(shape.n_ranks), "LOCAL_WORLD_SIZE": str(shape.n_ranks), "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -199,7 +195,7 @@ def _fork(shape: Shape, rank: int, attempt: int, folder: Path, environment: dict
 
 
 def _train(shape: Shape, rank: int, attempt: int, folder: Path) -> int:
-    """What a rank's script does; its exit code."""
+    """Run the script of a rank; returns its exit code."""
     try:
         befall()
         activate()

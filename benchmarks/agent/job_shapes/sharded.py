@@ -68,25 +68,22 @@ def _zero(job: Job, stage: int) -> None:
 
 @shape()
 def zero_stage_1(job: Job) -> None:
-    """Our own runtime, stage 1."""
     _zero(job, 1)
 
 
 @shape()
 def zero_stage_2(job: Job) -> None:
-    """Our own runtime, stage 2."""
     _zero(job, 2)
 
 
 @shape()
 def zero_stage_3(job: Job) -> None:
-    """Our own runtime, stage 3."""
     _zero(job, 3)
 
 
 @shape(4)
 def expert_parallel(job: Job) -> None:
-    """Each pair of ranks shares its tokens among two experts; what all have is averaged over all ranks."""
+    """Each pair of ranks shares its tokens among two experts; the common parameters are averaged over all ranks."""
     pairs = [dist.new_group([first, first + 1]) for first in (0, 2)]
     twins = [dist.new_group([first, first + 2]) for first in (0, 1)]
     pair, twin = pairs[job.rank // 2], twins[job.rank % 2]

@@ -61,7 +61,7 @@ def population(job: Job) -> None:
 
 @shape(3)
 def early_stopping(job: Job) -> None:
-    """Ranks stop stepping one after the other, and go on to take part in what all do together."""
+    """Ranks stop stepping one after the other, but still take part in the common collectives."""
     model = mlp()
     optimizer = adamw(model)
     for step in range(240):
@@ -97,7 +97,7 @@ def rollout_workers(job: Job) -> None:
 
 @shape(3)
 def evaluator(job: Job) -> None:
-    """One rank evaluates what the others trained; they meet every tenth step only."""
+    """One rank evaluates the model of the others; they meet every tenth step only."""
     trainers = dist.new_group([0, 1])
     model = mlp()
     optimizer = adamw(model)
@@ -153,7 +153,7 @@ def trainers_and_rollout(job: Job) -> None:
 
 @shape()
 def diloco(job: Job) -> None:
-    """Many local steps, then one outer step on what the ranks moved apart: the first collective comes late."""
+    """Many local steps, then one outer step on the ranks' differences: the first collective comes late."""
     model = mlp()
     inner = adamw(model)
     outer_model = mlp()

@@ -13,7 +13,7 @@ from benchmarks.agent.job_shapes.job import Job, adamw, average_gradients, mlp, 
 
 @shape(3, makes_group=False)
 def smaller_world(job: Job) -> None:
-    """The world is torn down and made again with fewer ranks, which the script starts anew within its processes."""
+    """The world is torn down and made again with fewer ranks; the script restarts them within its processes."""
     model = mlp()
     optimizer = adamw(model)
     for n_ranks in (3, 2):
