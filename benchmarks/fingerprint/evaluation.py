@@ -1,4 +1,4 @@
-"""How often the fingerprint is right, on sequences its encoder has not seen; nothing here trains."""
+"""How often the fingerprint is right on sequences that its encoder has not seen. Nothing here trains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zerotune.tuner.fingerprint.steps.anatomy import Floats, Ints
 
 STEPS_ALLOWED = 2
 SLACK = 1.0
-"""Share of two steps after which the answer is read: a search begins only when 5 % of them are new."""
+"""Share of two steps after which the answer is read: a search begins only when 5 % of the steps are new."""
 
 
 @dataclass
@@ -31,13 +31,6 @@ class Accuracy:
     """(sequence, true, shown)."""
 
     def add(self, name: str, truth: Shown, shown: Shown) -> None:
-        """Count one answer.
-
-        Args:
-            name: of the sequence.
-            truth: right answer.
-            shown: the answer that was given.
-        """
         self.n += 1
         self.n_right += truth == shown
         self.n_stage += truth.stage is shown.stage
@@ -46,12 +39,12 @@ class Accuracy:
 
     @property
     def percent(self) -> float:
-        """Wholly right."""
+        """Right in all parts."""
         return 100.0 * self.n_right / max(1, self.n)
 
     @property
     def stage_percent(self) -> float:
-        """The stage is right."""
+        """Right in the stage."""
         return 100.0 * self.n_stage / max(1, self.n)
 
 
@@ -63,17 +56,13 @@ def recognised(
     rate: float = 0.0,
     n_steps: float = STEPS_ALLOWED,
 ) -> Accuracy:
-    """How many sequences are recognised, read from a random place in mid-training on.
+    """How many sequences are recognised from a random place in mid-training on.
 
     Args:
-        encoder: that scores; None: rules.
+        encoder: None: rules.
         sequences: that the encoder has not seen.
-        seed: of the random generator.
         rate: share of calls to disturb, see `disturbed`.
         n_steps: steps after which the answer is read.
-
-    Returns:
-        Accuracy over all sequences.
     """
     rng = np.random.default_rng(seed)
     accuracy = Accuracy()
@@ -97,14 +86,9 @@ def changes_noticed(
     """How many changes from one kind of training to another are shown after two steps of the other.
 
     Args:
-        encoder: that scores; None: rules.
-        sequences: the first of each pair is one of these.
+        encoder: None: rules.
         n_pairs: number of changes; both sequences of a pair have different labels.
-        seed: of the random generator.
-        after: the second of each pair is one of these; None: of `sequences`.
-
-    Returns:
-        Accuracy of what is shown after the change.
+        after: the second sequences of the pairs; None: `sequences`.
     """
     rng = np.random.default_rng(seed)
     accuracy = Accuracy()
@@ -120,15 +104,10 @@ def changes_noticed(
 
 
 def middle(sequence: Sequence, rng: np.random.Generator, n_steps: float) -> tuple[Ints, Floats]:
-    """Calls from a random place of the settled steps on; the steps are repeated if they are too few.
+    """Codes and gaps (us), each [n], from a random place of the settled steps on; too few steps are repeated.
 
     Args:
-        sequence: to read.
-        rng: draws the place.
-        n_steps: steps to read, with a fraction.
-
-    Returns:
-        Codes and gaps (us), each [n].
+        n_steps: with a fraction.
     """
     settled = sequence.step(min(SETTLED_STEP, len(sequence.step_starts) - 1))
     length = settled.stop - settled.start
@@ -141,13 +120,11 @@ def middle(sequence: Sequence, rng: np.random.Generator, n_steps: float) -> tupl
 
 
 def feed(fingerprint: StageFingerprint, codes: Ints, gaps_us: Floats, rng: np.random.Generator) -> None:
-    """Hand calls over in blocks of random length, as a daemon gets them; half of all jobs have no times.
+    """Feed calls in blocks of random length, as a daemon gets them; half of all jobs have no times.
 
     Args:
-        fingerprint: takes them in.
         codes: calls, shape [n].
         gaps_us: time before each, shape [n].
-        rng: draws the blocks, and whether there are times.
     """
     has_times = rng.random() < 0.5
     start_us = np.cumsum(gaps_us) + 1.0 if has_times else np.zeros(len(codes))

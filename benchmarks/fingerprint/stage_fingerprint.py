@@ -1,13 +1,11 @@
 """How well the stage fingerprint recognises training from its bare collectives, and what it costs the daemon.
 
-    python -m benchmarks stage_fingerprint [--json] [--quick] [--seed N]
+python -m benchmarks stage_fingerprint [--json] [--quick] [--seed N] [--shipped-only]
 
-It looks at `recorded`, sequences of the frameworks themselves on the emulated NCCL, and at
-`generated`, those of corpus/generator.py and corpus/others.py with another seed than training had. The answer is read
-after two steps from a random place in mid-training on. It is right when stage, accumulation, partitioned activations
-and tensor parallelism all are.
-
-The shipped weights learned all that has a name, so their figures are no claim of generality.
+`recorded` are sequences of real frameworks on the emulated NCCL; `generated` come from corpus/ with a new seed. The
+answer is read after two steps from a random place in mid-training. It is right if stage, accumulation, partitioned
+activations and tensor parallelism are. The shipped weights learned every named framework: their figures do not show
+generality.
 """
 
 from __future__ import annotations
@@ -36,20 +34,11 @@ N_CHANGES = 1000
 N_EACH = 40
 """Generated runs per framework."""
 SEED = 7102
-"""Of generated runs; seeds that the grammar was mended by are not looked at again."""
+"""Of generated runs; a seed by which the grammar was mended is not used again."""
 
 
 def both(metric: str, accuracy: Accuracy, *, has_target: bool = True) -> list[Result]:
-    """An accuracy as two figures.
-
-    Args:
-        metric: what was looked at.
-        accuracy: what was found.
-        has_target: False where nobody can be right always.
-
-    Returns:
-        The whole answer right, and its stage alone.
-    """
+    """The whole answer, and the stage alone. `has_target` False: nobody can always be right."""
     target = TARGET if has_target else ""
     return [
         Result(metric, accuracy.percent, "%", target),
@@ -60,7 +49,7 @@ def both(metric: str, accuracy: Accuracy, *, has_target: bool = True) -> list[Re
 def accuracies(
     encoder: LstmEncoder, recordings: Many[Sequence], fresh: Many[Sequence], n_changes: int
 ) -> list[Result]:
-    """How often answers are right; every wrong one is told."""
+    """Prints every wrong answer."""
     results = []
     looks = [("recorded", recordings, 0.0), ("fresh generated", fresh, 0.0)]
     looks += [("fresh generated", fresh, LOST), ("recorded", recordings, LOST)]
@@ -77,7 +66,7 @@ def accuracies(
 
 
 def steps_to_recognise(encoder: LstmEncoder, sequences: Many[Sequence]) -> float:
-    """Steps of mid-training until the right answer stands, in quarters: median."""
+    """Steps of mid-training until the right answer stays, in quarters: median."""
     found = []
     for sequence in sequences:
         for quarters in range(2, 17):
@@ -109,7 +98,7 @@ def cost(encoder: LstmEncoder, sequences: Many[Sequence]) -> tuple[float, float,
 
 
 def lossy_cost(encoder: LstmEncoder, sequences: Many[Sequence]) -> float:
-    """CPU us per step, mean over long jobs that lose or exchange 1 % of their calls all the time."""
+    """CPU us per step: mean over long jobs in which 1 % of the calls are lost or exchanged."""
     per_step = []
     rng = np.random.default_rng(6)
     for sequence in sequences:
@@ -125,7 +114,6 @@ def lossy_cost(encoder: LstmEncoder, sequences: Many[Sequence]) -> float:
 
 
 def costs(encoder: LstmEncoder, recordings: Many[Sequence], fresh: Many[Sequence]) -> list[Result]:
-    """How long the encoder takes to be right, in steps, and what a step costs."""
     median_us, mean_us, new_us = cost(encoder, [*fresh, *recordings])
     return [
         Result("steps_to_recognise", steps_to_recognise(encoder, recordings), "", "<= 2"),

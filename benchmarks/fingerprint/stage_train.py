@@ -1,11 +1,10 @@
 """Trains the stage fingerprint's LSTM and writes its weights: for maintainers, who ship them with the package.
 
-    python -m benchmarks stage_train [--out FILE] [--hypothetical-only] [--n-hypothetical N] [--n-each N] [--epochs N]
-        [--seed N]
+python -m benchmarks stage_train [--out FILE] [--hypothetical-only] [--n-hypothetical N] [--n-each N] [--epochs N]
+                                 [--seed N]
 
-It learns recordings (corpus/recordings.jsonl.gz), generated runs of named frameworks, and hypothetical runs. Without
-`--out` the shipped weights are replaced. `--hypothetical-only` leaves out everything that has a name
-(tests/stage/test_stage_training.py judges such weights by frameworks that they never saw).
+It learns recordings, generated runs of named frameworks, and hypothetical runs. Without `--out` it replaces the shipped
+weights. `--hypothetical-only` leaves out every named framework, as tests/stage/test_stage_training.py needs it.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def label(shown: Shown) -> list[int]:
 
 
 def examples(sequences: Iterable[Sequence], seed: int) -> Examples:
-    """Some steps of every sequence, with and without gaps, undisturbed and disturbed; most of recorded ones."""
+    """Some steps of every sequence, with and without gaps, undisturbed and disturbed; more of recorded sequences."""
     rng = np.random.default_rng(seed)
     rows: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.float64], list[int]]] = []
     for sequence in sequences:
@@ -77,16 +76,7 @@ def examples(sequences: Iterable[Sequence], seed: int) -> Examples:
 
 
 def train_lstm(data: Examples, seed: int, n_epochs: int = N_EPOCHS) -> LstmEncoder:
-    """Train the LSTM by AdamW; the same seed gives the same weights.
-
-    Args:
-        data: examples.
-        seed: of the first weights and of the order of the examples.
-        n_epochs: passes over the examples.
-
-    Returns:
-        The trained encoder.
-    """
+    """Train the LSTM by AdamW; the same seed gives the same weights."""
     import torch
     from torch import nn
 

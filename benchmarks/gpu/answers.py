@@ -1,4 +1,4 @@
-"""What a run answers: the questions of whoever has zerotune on a GPU for the first time, from the steps' results."""
+"""The answers of a run, from its steps' results, to the questions of new users of zerotune on a GPU."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from benchmarks.gpu.outcome import Outcome
 
 UNKNOWN: Final = "not answered: its step did not end"
 AHEAD: Final = 1.05
-"""Hosts whose steps seem so many times shorter or longer than the device's are not to be believed."""
+"""The host's clock is unreliable if its steps seem longer or shorter than the device's by this factor."""
 
 
 def answers(outcomes: Mapping[str, Outcome]) -> list[tuple[str, str]]:
-    """Questions and answers, in the order of what they are worth."""
+    """Questions and answers, the most important first."""
     return [(question, _answered(outcomes.get(step), answer)) for question, step, answer in QUESTIONS]
 
 
@@ -100,4 +100,4 @@ QUESTIONS: Final = (
     ("What are fewer channels worth beside computation?", "beside", _beside),
     ("Where is NCCL's choice not the best?", "sweep", _sweep),
 )
-"""Question, the step that answers it, and how its results are put in words."""
+"""Question, the step that answers it, and a function that puts its results into words."""

@@ -1,4 +1,4 @@
-"""What one rank does in the steps about the device's own time: times, ahead, observing, capture, beside.
+"""One rank in the steps about the device's own time: times, ahead, observing, capture, beside.
 
 Started by ranks.py like rank.py. Without a GPU the emulation's clock stands for events, and there are no CUDA graphs.
 """
@@ -25,7 +25,7 @@ from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, P
 GATHER: Final = Collective.all_gather
 TIMED_BYTES: Final = tuple(1 << shift for shift in range(12, 28, 2))
 N_TIMED: Final = 20
-"""Calls of each size; with two events each, fewer than a clock keeps."""
+"""Calls of each size; each takes two of a clock's events, and all must fit."""
 N_STEPS: Final = 30
 N_TURNS: Final = 6
 N_CALLS: Final = 200
@@ -40,7 +40,7 @@ EMULATED_WORK_US: Final = 20_000.0
 
 
 def clock_of(rank: Rank) -> TrainingClock:
-    """Tells the device's time."""
+    """A clock of the device's time."""
     return VirtualClock() if rank.fabric else EventClock(torch.cuda)
 
 
@@ -75,7 +75,7 @@ def times(rank: Rank, _options: argparse.Namespace) -> None:
 
 
 def ahead(rank: Rank, _options: argparse.Namespace) -> None:
-    """Steps as the host sees them and as events do, with and without a wait for a value in each."""
+    """Steps by the host's clock and by events, with and without a wait for a value in each."""
     size = 64 if rank.fabric else MATRIX
     weight = torch.randn(size, size, device=rank.device) / size
     gradient = torch.ones(1 << 20, device=rank.device)
@@ -99,7 +99,7 @@ def ahead(rank: Rank, _options: argparse.Namespace) -> None:
 
 
 def observing(rank: Rank, options: argparse.Namespace) -> None:
-    """What a small call costs the host and the device while NCCL tells the profiler of it, and while it does not."""
+    """The cost of a small call for the host and the device while NCCL reports it to the profiler, and while not."""
     clock = clock_of(rank)
     source, output = rank.tensors(GATHER, SMALL_BYTES)
 
@@ -123,7 +123,7 @@ def observing(rank: Rank, options: argparse.Namespace) -> None:
 
 
 def capture(rank: Rank, _options: argparse.Namespace) -> None:
-    """Replays of collectives that were captured while NCCL told the profiler of them, and while it did not."""
+    """Replays of collectives that were captured with and without reports to the profiler."""
     if rank.fabric:
         rank.write(skipped="the emulated NCCL has no CUDA graphs")
         return
@@ -146,7 +146,7 @@ def capture(rank: Rank, _options: argparse.Namespace) -> None:
 
 
 def beside(rank: Rank, _options: argparse.Namespace) -> None:
-    """A gather beside a matrix product, by channels: what fewer of them are worth."""
+    """A gather beside a matrix product, by channels: the effect of fewer channels."""
     clock = clock_of(rank)
     shape, cells = rank.probe(GATHER)
     ring = Candidate(Algorithm.ring, Protocol.simple)

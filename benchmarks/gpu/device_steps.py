@@ -1,4 +1,4 @@
-"""Steps about the device's own time: each starts ranks, and sums up what they saw."""
+"""Steps about the device's own time: each starts ranks and summarises their records."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from benchmarks.gpu.steps import Context, NotAsItMust, plugin_variables, written
 from zerotune.store.records import TimingSource
 
 LONGER: Final = 1.1
-"""A kernel that the profiler says took so many times what passed on its stream did not."""
+"""A kernel's reported duration is wrong if it exceeds the time on its stream by this factor."""
 
 Rows = list[dict[str, Any]]
 
 
 def _seen(context: Context, mode: str, *words: str, has_plugin: bool = True) -> Rows:
-    """What rank 0 wrote."""
+    """The records of rank 0."""
     command = [sys.executable, "-m", "benchmarks.gpu.device_rank", mode, "--out", str(context.folder), *words]
     extra = plugin_variables() if has_plugin else {}
     Ranks(context.machine, command, context.folder, extra=extra).wait(context.left_s)
@@ -36,7 +36,7 @@ def judge_times(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Durations by size, the ratio at the largest, and the step of the GPU's timer.
 
     Raises:
-        NotAsItMust: a duration is missing, or longer than what passed on the stream.
+        NotAsItMust: a duration is missing, or longer than the time that passed on the stream.
     """
     results = {
         "us_by_bytes": {str(row["message_bytes"]): [row["profiler_us"], row["event_us"]] for row in rows},
@@ -68,7 +68,7 @@ def ahead(context: Context) -> dict[str, Any]:
 
 
 def observing(context: Context) -> dict[str, Any]:
-    """What a call costs with no plugin, with ours at rest, and while it is observed."""
+    """The cost of a call without a plugin, with ours idle, and while it is observed."""
     rows = _seen(context, "observing")
     absent = Context(**{**vars(context), "folder": context.folder / "absent"})
     rows += _seen(absent, "observing", "--absent", has_plugin=False)
@@ -81,7 +81,7 @@ def observing(context: Context) -> dict[str, Any]:
 
 
 def capture(context: Context) -> dict[str, Any]:
-    """What observing leaves in a captured graph."""
+    """The effect of observing on a captured graph."""
     rows = _seen(context, "capture")
     if "skipped" in rows[0]:
         return rows[0]
@@ -90,7 +90,7 @@ def capture(context: Context) -> dict[str, Any]:
 
 
 def beside(context: Context) -> dict[str, Any]:
-    """What fewer channels are worth beside a matrix product."""
+    """The effect of fewer channels beside a matrix product."""
     rows = _seen(context, "beside")
     own = next(row for row in rows if row["n_channels"] == 0)
     best = min(rows, key=lambda row: float(row["both_us"]))

@@ -1,5 +1,3 @@
-"""How one step of a run ended."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -8,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one step ended: `ok`, `failed` (it ran and something is not as it must be), `error`, `skipped`."""
+    """How one step ended: `ok`, `failed` (it ran and a result is wrong), `error`, `skipped`."""
 
     step: str
     outcome: str

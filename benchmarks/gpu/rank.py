@@ -1,7 +1,7 @@
-"""What one rank does in the steps that need no training: load, forced, soak, sweep.
+"""One rank in the steps that need no training: load, forced, soak, sweep.
 
 Started by ranks.py with the usual torch.distributed environment; ZEROTUNE_FABRIC set means the emulated NCCL.
-Each rank writes what it saw to its own file in --out, one JSON object per line, as soon as it knows it.
+Each rank writes its records at once to its own file in --out, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Rank:
         self._out.write(json.dumps(fields) + "\n")
 
     def told_by_rank_0(self, value: Any) -> Any:
-        """Rank 0's `value` on all ranks: what only one can measure must not be decided by each."""
+        """Rank 0's `value` on all ranks: a rank must not decide alone on its own measurement."""
         store = dist.PrefixStore("gpu-benchmark", dist.distributed_c10d._get_default_store())
         key = str(self._n_told)
         self._n_told += 1
@@ -87,7 +87,7 @@ class Rank:
             torch.cuda.synchronize()
 
     def tensors(self, collective: Collective, message_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(input, output) of float32 with known contents; message_bytes is what the larger one holds."""
+        """(input, output) of float32 with known contents; message_bytes is the size of the larger one."""
         whole = message_bytes // 4
         shard = whole // self.n_ranks
         n_in = shard if collective is Collective.all_gather else whole
@@ -96,7 +96,6 @@ class Rank:
         return source, source if collective is Collective.all_reduce else torch.zeros(n_out, device=self.device)
 
     def run(self, collective: Collective, source: torch.Tensor, output: torch.Tensor) -> None:
-        """Call one collective."""
         if collective is Collective.all_gather:
             getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(output, source)
         elif collective is Collective.reduce_scatter:
@@ -105,7 +104,7 @@ class Rank:
             dist.all_reduce(output)
 
     def is_correct(self, collective: Collective, message_bytes: int) -> bool:
-        """Run it once; whether the result is exactly what it must be. A rehearsal computes none, and all is well."""
+        """Run it once; returns whether the result is exact. A rehearsal computes nothing: it is always exact."""
         source, output = self.tensors(collective, message_bytes)
         self.run(collective, source, output)
         if not self._is_computed:
@@ -163,7 +162,7 @@ def setting(record: Any) -> dict[str, int]:
 
 
 def load(rank: Rank, _options: argparse.Namespace) -> None:
-    """One collective of each kind: which interfaces NCCL uses, what it offers, who timed it."""
+    """One collective of each kind: which interfaces NCCL uses, which cells it offers, and the source of times."""
     rank.plugin.set_observing(True)
     sources: set[int] = set()
     offered = {}
@@ -185,7 +184,7 @@ def load(rank: Rank, _options: argparse.Namespace) -> None:
 
 
 def forced(rank: Rank, _options: argparse.Namespace) -> None:
-    """Every cell that NCCL offers is asked for; what ran is what the profiler says."""
+    """Ask for every cell that NCCL offers; the profiler reports the cells that ran."""
     rank.plugin.set_observing(True)
     for collective in COLLECTIVES:
         shape, cells = rank.probe(collective)
@@ -242,7 +241,7 @@ def soak(rank: Rank, options: argparse.Namespace) -> None:
             if epoch != epochs[-1]:
                 epochs.append(epoch)
             n_timed += _n_timed(rank)
-            # Slow is not hung: say how far it came, rather than be killed.
+            # Slow is not hung: report the progress rather than be killed.
             if n_boundary % 10 == 0 and not rank.told_by_rank_0(time.monotonic() - began_s < options.seconds):
                 break
     rank.synchronize()
@@ -310,7 +309,7 @@ MODES = {mode.__name__: mode for mode in (load, forced, soak, sweep)}
 
 
 def carry_out(mode: Callable[[Rank, argparse.Namespace], None], options: argparse.Namespace) -> None:
-    """Be a rank in one of the modes, from its process group's beginning to its end."""
+    """Run one mode, from the start of the process group to its end."""
     rank = Rank(options.out)
     mode(rank, options)
     rank.synchronize()

@@ -1,8 +1,8 @@
 """Ranks as processes: each on a GPU of its own, on one that all of them share, or on the emulated NCCL.
 
-NCCL refuses two ranks with one host and one GPU. Ranks that share one therefore claim to be hosts of their own
-(NCCL_HOSTID), and all traffic goes over sockets on the loopback interface: the algorithms, protocols, plugins and plans
-are the real ones, the links are not.
+NCCL refuses two ranks with one host and one GPU. Ranks that share a GPU therefore claim to be hosts of their own
+(NCCL_HOSTID), and all traffic goes over sockets on the loopback interface. Algorithms, protocols, plugins and plans are
+real; links are not.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ SHARED_GPU = {
     "GLOO_SOCKET_IFNAME": "lo",
 }
 TAIL_BYTES = 30_000
-"""Of a log, in which the error is looked for: torch and NCCL print some hundred lines of warnings after it."""
+"""Of a log, in which the error is searched: torch and NCCL print some hundred lines of warnings after it."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where ranks run: `fabric` None means the real NCCL, and the first GPU unless there is one for each rank."""
+    """Where ranks run. `fabric` None means the real NCCL. Ranks share the first GPU unless there is one for each."""
 
     fabric: str | None
     n_ranks: int
@@ -82,10 +82,10 @@ class Ranks:
                 )
 
     def wait(self, timeout_s: float) -> None:
-        """Until all have ended well.
+        """Wait until all have ended well.
 
         Raises:
-            RanksFailed: one did not, or the time is up; none is left running.
+            RanksFailed: one failed, or the time is up; none is left running.
         """
         deadline_s = time.monotonic() + timeout_s
         try:
@@ -105,7 +105,6 @@ class Ranks:
             self.kill()
 
     def kill(self) -> None:
-        """Whatever is left of them."""
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What is kept of a run: a line per step as soon as it ends, and a summary that says what it is worth."""
+"""The files of a run: a line per step as soon as it ends, and a summary with the limits of the results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ nothing: no value was looked at, and no time is a GPU's.
 
 
 class Record:
-    """The files of one run in `folder`; what an earlier run under the same conditions did is kept."""
+    """The files of one run in `folder`; results of an earlier run under the same conditions are kept."""
 
     def __init__(self, folder: Path, environment: dict[str, Any], *, afresh: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,22 +54,20 @@ class Record:
         self.outcomes = {line["step"]: Outcome(**line) for line in lines[1:]}
 
     def is_done(self, step: str) -> bool:
-        """Whether `step` has ended well before."""
+        """`step` has ended well before."""
         return step in self.outcomes and self.outcomes[step].outcome == "ok"
 
     def add(self, outcome: Outcome) -> None:
-        """Keep it at once: the next step may take the machine down."""
+        """Write it at once: the next step may take the machine down."""
         self.outcomes[outcome.step] = outcome
         self._append(asdict(outcome))
 
     def add_sweep(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Settings that were measured."""
         with (self.folder / SWEEP).open("a") as file:
             for row in rows:
                 file.write(json.dumps(row) + "\n")
 
     def swept(self) -> list[dict[str, Any]]:
-        """All settings measured so far."""
         return _lines(self.folder / SWEEP)
 
     def summarise(self) -> str:
@@ -92,7 +90,7 @@ class Record:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The objects in a file of JSON lines; a last line that was cut off is none."""
+    """The objects in a file of JSON lines; a last line that was cut off is left out."""
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -112,7 +110,7 @@ def _title(document: dict[str, Any]) -> str:
 
 
 def _worth(document: dict[str, Any]) -> str:
-    """What the figures show, and what not."""
+    """The limits of the figures."""
     environment = document["environment"]
     if environment["identity"].get("rehearsal"):
         return REHEARSED

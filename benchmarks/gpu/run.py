@@ -1,14 +1,11 @@
-"""The first minutes of the real NCCL, on one GPU or several; what teaches most comes first.
+"""The first minutes of the real NCCL, on one GPU or several; the most informative steps come first.
 
-    python -m benchmarks run [--minutes 14]           on a machine with NVIDIA GPUs
-    python -m benchmarks run --fabric ethernet_boxes  the same scripts on the emulated NCCL, without a GPU
-    make rehearse REHEARSE="--only gpu-run"           the same, and torch's CUDA build with NCCL's own library
+python -m benchmarks run [--minutes 14]           on a machine with NVIDIA GPUs
+python -m benchmarks run --fabric ethernet_boxes  the same scripts on the emulated NCCL, without a GPU
+make rehearse REHEARSE="--only gpu-run"           the same, and torch's CUDA build with NCCL's own library
 
-On one GPU all ranks share it, each as a host of its own; on several each has its own. No setting of a card is touched.
-Each step has a time limit of its own and a line in steps.jsonl as soon as it ends. A run that is cut short keeps what
-it has; the same command goes on from there (--afresh starts over). summary.md says what was seen and what it is
-worth.
-Exit codes: 0 all is as it must be, 1 something is not, 2 there is no GPU or an option makes no sense.
+An interrupted run keeps its results; the same command goes on from there (--afresh starts over). summary.md has them.
+Exit codes: 0 all is right, 1 something is wrong, 2 there is no GPU or an option makes no sense.
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ PROGRAMME = (
 )
 """The most valuable first."""
 LITTLE = ("--ranks", "2", "--collectives", "3000", "--steps", "20", "--pairs", "1", "--minutes", "50")
-"""Options for a host that is slow and has no GPU."""
+"""Options for a slow host without a GPU."""
 RESULTS = Path(__file__).parents[1] / "results"
 MINUTES = 14.0
 SHARING = 4
@@ -117,14 +114,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def count_gpus() -> int:
-    """Those that this process may use."""
+    """GPUs that this process may use."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def describe(fabric: str | None, n_ranks: int, n_gpus: int) -> dict[str, Any] | None:
-    """What results depend on."""
+    """The conditions of the results."""
     import torch
 
     identity: dict[str, Any] = {"fabric": fabric, "torch": torch.__version__, "n_ranks": n_ranks}
@@ -158,7 +155,7 @@ def _driver() -> str:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder with a short name, for sockets have short ones."""
+    """A folder with a short name: the paths of sockets must be short."""
     with tempfile.TemporaryDirectory(prefix="zt") as name:
         folder = Path(name)
         if not scratch_is_short(folder):
@@ -217,7 +214,7 @@ def carry_out(
 def carry_out_one(
     step: Step, machine: Machine, scratch: Path, record: Record, options: argparse.Namespace, timeout_s: float
 ) -> Outcome:
-    """Carry out one step; whatever happens in it becomes its outcome."""
+    """Carry out one step; an exception becomes its outcome."""
     folder = scratch / step.name
     folder.mkdir()
     began_s = time.monotonic()

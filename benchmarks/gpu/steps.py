@@ -1,4 +1,4 @@
-"""Steps that run collectives only: each starts ranks, looks at what they saw, and says whether it is as it must be."""
+"""Steps that run collectives only: each starts ranks and judges their records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zerotune.tuner.traces.records import Summary
 
 
 class NotAsItMust(Exception):
-    """A step ran, and what it saw is wrong; `results` are kept."""
+    """A step ran and a result is wrong; `results` are kept."""
 
     def __init__(self, reason: str, results: dict[str, Any]) -> None:
         super().__init__(reason)
@@ -30,7 +30,7 @@ class NotAsItMust(Exception):
 
 @dataclass(frozen=True)
 class Context:
-    """What a step needs: where ranks run, a folder of its own, until when, how much."""
+    """The ranks' machine, a folder of the step, its deadline, and the amount of work."""
 
     machine: Machine
     folder: Path
@@ -42,31 +42,27 @@ class Context:
 
     @property
     def left_s(self) -> float:
-        """Seconds left."""
         return max(1.0, self.deadline_s - time.monotonic())
 
 
 @dataclass(frozen=True)
 class Step:
-    """One entry of the programme."""
-
     name: str
     timeout_s: float
     run: Callable[[Context], dict[str, Any]]
 
 
-# ---- ranks that run collectives ----
 
 
 def _run_ranks(context: Context, mode: str, *words: str, **extra: str) -> list[list[dict[str, Any]]]:
-    """What each rank wrote."""
+    """The records of each rank."""
     command = [sys.executable, "-m", "benchmarks.gpu.rank", mode, "--out", str(context.folder), *words]
     Ranks(context.machine, command, context.folder, extra=extra | plugin_variables()).wait(context.left_s)
     return written(context)
 
 
 def written(context: Context) -> list[list[dict[str, Any]]]:
-    """What the ranks have written so far, by rank."""
+    """The records of the ranks so far, by rank."""
     files = [context.folder / f"rank{rank}.jsonl" for rank in range(context.machine.n_ranks)]
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files if file.exists()]
 
@@ -80,7 +76,7 @@ def plugin_variables() -> dict[str, str]:
 
 
 def expected_tuner_abi(nccl_version: int) -> int:
-    """Of NCCL's encoded version, 22809 for 2.28.9."""
+    """`nccl_version` is NCCL's encoded version, 22809 for 2.28.9."""
     return Release((nccl_version // 10000, nccl_version // 100 % 100, nccl_version % 100)).tuner_abi
 
 
@@ -101,7 +97,7 @@ def load(context: Context) -> dict[str, Any]:
 
 
 def forced(context: Context) -> dict[str, Any]:
-    """What was asked for is what ran, says the profiler on every rank, and NCCL's own TUNING log on rank 0."""
+    """The asked cells ran, by the profiler on every rank and by NCCL's own TUNING log on rank 0."""
     log = context.folder / "nccl.%h.%p.log"
     ranks = _run_ranks(
         context, "forced", NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,ENV,TUNING,GRAPH", NCCL_DEBUG_FILE=str(log)
@@ -122,7 +118,7 @@ def forced(context: Context) -> dict[str, Any]:
 
 
 def judge_forced(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts over cases of {asked, ran, correct}; fewer channels than asked are NCCL's right for small messages."""
+    """Counts over cases of {asked, ran, correct}. NCCL may take fewer channels than asked for small messages."""
     settings = Counter[str]()
     n_other = n_more = n_fewer = 0
     for case in cases:
@@ -154,7 +150,7 @@ def selections(path: Path) -> list[Selection]:
 
 
 def judge_log(cases: Iterable[dict[str, Any]], logged: Iterable[Selection]) -> dict[str, int]:
-    """Each asked cell against how often NCCL says it took that cell for that collective and size."""
+    """Each asked cell against the number of times that NCCL's log has it for that collective and size."""
     told = Counter(logged)
     asked = Counter(
         (case["collective"], case["message_bytes"], case["asked"]["algorithm"], case["asked"]["protocol"])
@@ -184,7 +180,7 @@ def soak(context: Context) -> dict[str, Any]:
 
 
 def sweep(context: Context) -> dict[str, Any]:
-    """Sizes x cells x channels with NCCL's own choice; what was measured is kept even when the time is up."""
+    """Sizes x cells x channels with NCCL's own choice; results are kept even when the time is up."""
     earlier = context.record.swept()
     done = context.folder / "done.json"
     done.write_text(json.dumps([[row["collective"], row["message_bytes"], row["asked"]] for row in earlier]))
@@ -229,5 +225,5 @@ def best_against_default(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 
 def scratch_is_short(folder: Path) -> bool:
-    """Whether sockets fit below `folder`."""
+    """Paths of sockets below `folder` are short enough."""
     return len(os.fsencode(folder / "kill-daemon" / "d.sock")) < 100

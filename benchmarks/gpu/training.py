@@ -1,4 +1,4 @@
-"""Steps that train: whether losses stay what they are without us, and what a step takes."""
+"""Steps that train: whether losses are the same without zerotune, and how long steps take."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ class Training:
 
     @property
     def folder(self) -> Path:
-        """Where its losses, summary and logs are."""
+        """The folder of its losses, summary and logs."""
         return self.context.folder / self.name
 
     def start(self) -> Ranks:
-        """Start its ranks."""
         self.folder.mkdir(parents=True)
         machine = self.context.machine
         launch = ["--fabric", machine.fabric] if machine.fabric else []
@@ -95,11 +94,11 @@ def compare_losses(mine: Sequence[Sequence[float]], reference: Sequence[Sequence
 
 
 SAME_LOSS = 1e-4
-"""GPU kernels that add with atomics give other last bits from run to run, with or without us."""
+"""GPU kernels that add with atomics give other last bits from run to run, with or without zerotune."""
 
 
 def _are_other(compared: dict[str, Any]) -> bool:
-    """Whether losses are not what they must be; a rehearsal computes none, and they need only be there."""
+    """The losses are wrong. A rehearsal computes nothing, so that they only need to exist."""
     return not compared["n_losses"] or (REHEARSAL not in os.environ and not compared["largest_difference"] <= SAME_LOSS)
 
 
@@ -110,7 +109,7 @@ def _train_and_compare(context: Context, name: str, script: str, words: tuple[st
 
 
 def training(context: Context) -> dict[str, Any]:
-    """FSDP2 and our ZeRO-3 train to the losses that they have without us, while a daemon tunes them."""
+    """FSDP2 and our ZeRO-3 train to the same losses as without zerotune, while a daemon tunes them."""
     words = ("--steps", str(context.n_steps))
     results = {}
     with Daemon(context.folder) as daemon:

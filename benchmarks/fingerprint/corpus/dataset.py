@@ -25,7 +25,7 @@ from zerotune.tuner.fingerprint.steps.anatomy import TINY_BYTES, Floats, Ints, e
 
 RECORDINGS: Final = Path(__file__).parent / "recordings.jsonl.gz"
 MAX_BLOCKS_PER_STEP: Final = 160
-"""Most units times micro-steps of a generated run, so that its steps are shorter than the longest recognised."""
+"""Most units times micro-steps of a generated run: its steps are shorter than the longest that is recognised."""
 SHARE_NO_TRAINING: Final = 1 / 6
 MAX_CALLS_PER_STEP: Final = 1500
 """Most calls of a step of hypothetical runs; longer ones teach nothing more."""
@@ -36,7 +36,7 @@ _GROUPS: Final = ("zero_redundancy", "deepspeed", "megatron", "horovod", "fsdp1"
 
 @dataclass(frozen=True)
 class Sequence:
-    """Several steps of one run; `step_starts` is for tests only, the recogniser never sees it."""
+    """Several steps of one run. Only tests use `step_starts`: the recogniser never sees it."""
 
     origin: str
     """`recorded`, `generated` or `real`."""
@@ -50,13 +50,12 @@ class Sequence:
 
     @cached_property
     def shown(self) -> Shown:
-        """The right answer, for the kind of training and for this very sequence."""
+        """The right answer for this kind of training and this very sequence."""
         return unambiguous(
             visible(self.training), self.codes()[self.step(min(SETTLED_STEP, len(self.step_starts) - 1))]
         )
 
     def codes(self) -> Ints:
-        """All calls as numbers."""
         return encode(self.collectives, self.message_bytes)
 
     def gaps_us(self) -> Floats:
@@ -70,7 +69,7 @@ class Sequence:
 
 
 def recorded(path: Path = RECORDINGS) -> list[Sequence]:
-    """What frameworks really enqueued, training small models on the emulated NCCL; nothing of it is generated."""
+    """Calls of real frameworks that trained small models on the emulated NCCL."""
     with gzip.open(path, "rt") as lines:
         runs = [json.loads(line) for line in lines]
     return [_recorded(run) for run in runs]
@@ -99,15 +98,11 @@ def _recorded(run: dict[str, Any]) -> Sequence:
 
 
 def generated(n_each: int, seed: int, n_steps: int = 4) -> Iterator[Sequence]:
-    """Generated runs of every framework that the generator knows, and of each other workload.
+    """Runs of every framework that the generator knows, and of each other workload.
 
     Args:
-        n_each: runs per framework and workload; those with too many blocks per step are left out.
-        seed: of the random generator.
+        n_each: runs per framework and workload; runs with too many blocks per step are left out.
         n_steps: steps per run.
-
-    Yields:
-        One sequence per run.
     """
     rng = np.random.default_rng(seed)
     for framework in generator.FRAMEWORKS:
@@ -132,16 +127,7 @@ def generated(n_each: int, seed: int, n_steps: int = 4) -> Iterator[Sequence]:
 
 
 def hypothetical(n: int, seed: int, n_steps: int = 4) -> Iterator[Sequence]:
-    """Runs of frameworks that do not exist; one of six is no training at all.
-
-    Args:
-        n: number of runs.
-        seed: of the random generator.
-        n_steps: steps per run.
-
-    Yields:
-        One sequence per run.
-    """
+    """`n` runs of frameworks that do not exist; one of six is no training at all."""
     rng = np.random.default_rng(seed)
     n_found = 0
     while n_found < n:
@@ -165,11 +151,7 @@ def disturbed(codes: Ints, gaps_us: Floats, rng: np.random.Generator, rate: floa
     Args:
         codes: calls, shape [n].
         gaps_us: time before each, shape [n].
-        rng: draws the disturbances.
-        rate: share of the calls concerned, 0 to 1: half of them lost, half exchanged with a neighbour of another kind.
-
-    Returns:
-        Codes and gaps that remain.
+        rate: share of the calls, 0 to 1: half of them lost, half exchanged with a neighbour of another kind.
     """
     keep = rng.random(len(codes)) >= rate / 2
     if not keep.any():
@@ -182,12 +164,10 @@ def disturbed(codes: Ints, gaps_us: Floats, rng: np.random.Generator, rate: floa
 
 
 def one_step(sequence: Sequence, rng: np.random.Generator, *, has_gaps: bool, rate: float) -> tuple[Ints, Floats]:
-    """One settled step, cut at a random place and reduced to its period, as the step cutter would hand it over.
+    """One settled step, cut at a random place and reduced to its period, as the step cutter returns it.
 
     Args:
-        sequence: that has the step.
-        rng: draws the step, the cut and the disturbances.
-        has_gaps: False: all gaps are 0, as where times are unknown.
+        has_gaps: False: all gaps are 0, as if times were unknown.
         rate: see `disturbed`; 0: nothing is disturbed.
 
     Returns:

@@ -1,6 +1,6 @@
-"""When DeepSpeed's ZeRO-3 gathers which tensors, by its settings: what the generator plays.
+"""The order in which DeepSpeed's ZeRO-3 gathers tensors, by its settings; the generator uses it.
 
-A tensor is gathered when it is needed, and others ahead of their use in one call; it is freed after its use unless it
+A tensor is gathered before its use, and others ahead of their use in the same call. It is freed after its use unless it
 is soon needed again.
 """
 
@@ -14,7 +14,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class Gathering:
-    """Its settings `stage3_*`, in elements."""
+    """The settings `stage3_*`, in elements."""
 
     persistence: int
     """param_persistence_threshold: smaller tensors stay whole everywhere, and are gathered after a step only."""
@@ -27,12 +27,11 @@ class Gathering:
 
 
 def gathers(tensors: Sequence[int], uses: Sequence[int], how: Gathering) -> list[list[int]]:
-    """Which gathers DeepSpeed's ZeRO-3 enqueues in one pass.
+    """The gathers that DeepSpeed's ZeRO-3 enqueues in one pass.
 
     Args:
         tensors: elements of each tensor.
         uses: indices of `tensors` in the order in which forward and backward use them.
-        how: its settings.
 
     Returns:
         Elements of each call, as one list before any use and one per use.

@@ -1,7 +1,7 @@
 """Sequences as frameworks would emit them for models and settings that nobody recorded.
 
-Generated, not real: each rule below says what a framework enqueues in one step, as its recordings and its
-sources show. `setup` draws one training run, `play` its calls with start times.
+Each rule below follows a framework's recordings and sources. `setup` draws one training run, `play` its calls with
+start times.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Setup:
     markers_last: bool = False
     """They come after the updated parameters were shared."""
     send: Collective = AR
-    """Collective that carries gradients where parameters are replicated."""
+    """Collective that carries gradients if parameters are replicated."""
     post: str = ""
     """How updated parameters are shared: chunks, one, groups, broadcasts or not at all."""
     prefetch: int = 1
@@ -71,15 +71,7 @@ FRAMEWORKS = (*REPLICATED, *SHARDED, "none")
 
 
 def setup(framework: str, rng: Rng) -> Setup:
-    """Draw a training run.
-
-    Args:
-        framework: one of FRAMEWORKS.
-        rng: draws the settings.
-
-    Returns:
-        The run.
-    """
+    """Draw a training run of `framework`, one of FRAMEWORKS."""
     model = model_shapes.draw(str(rng.choice(list(model_shapes.FAMILIES))), rng)
     stage = {**REPLICATED, **SHARDED}.get(framework, Stage.unknown)
     tensor_parallel = framework == "none" or (not framework.startswith("deepspeed") and rng.random() < 0.3)
@@ -113,7 +105,7 @@ def setup(framework: str, rng: Rng) -> Setup:
 
 
 def _finish(run: Setup, rng: Rng) -> Setup:
-    """What follows from the framework: when gradients leave, when parameters are gathered."""
+    """Settings that follow from the framework: when gradients leave, when parameters are gathered."""
     name = run.framework
     sends_each, gathers_each, broadcasts = False, False, False
     if name in ("ddp", "megatron_ddp") and rng.random() < 0.25:
@@ -165,7 +157,7 @@ def _finish(run: Setup, rng: Rng) -> Setup:
 
 
 def _gathering(run: Setup, rng: Rng) -> Gathering:
-    """DeepSpeed's defaults are for models of billions; here they are parts of the model, or what Hugging Face sets."""
+    """Parts of the model, or Hugging Face's settings: DeepSpeed's defaults are for models of billions."""
     total, width = _elements(run), run.model.width
     tensors = np.array(_tensors(run))
     thresholds = [n for n in (100_000, 10 * width, 10_000) if tensors[tensors < n].sum() <= MAX_PERSISTENT * total]
@@ -177,7 +169,7 @@ def _gathering(run: Setup, rng: Rng) -> Gathering:
 
 
 def _as_gathered(run: Setup) -> TrainingKind:
-    """Training as it shows: where hardly anything is gathered twice, ZeRO-3 moves what ZeRO-2 moves."""
+    """The visible kind of training: if hardly anything is gathered twice, ZeRO-3 moves the same as ZeRO-2."""
     assert run.gathering
     tensors, (uses, _) = _tensors(run), _uses(run)
     gathered = sum(map(sum, gathers(tensors, uses, run.gathering)))
@@ -186,16 +178,7 @@ def _as_gathered(run: Setup) -> TrainingKind:
 
 
 def play(run: Setup, n_steps: int, rng: Rng) -> tuple[tuple[Ints, Ints, Ints], list[int]]:
-    """Generate the calls of a run.
-
-    Args:
-        run: from `setup`.
-        n_steps: steps to generate.
-        rng: draws the jitter of computation.
-
-    Returns:
-        (collective, message_bytes, start in us) of all calls, and the index of each step's first call.
-    """
+    """(collective, message_bytes, start in us) of all calls, and the index of each step's first call."""
     timeline = Timeline(run.speed, rng)
     starts = []
     for _ in range(n_steps):
@@ -374,7 +357,7 @@ def _sharded_micro(run: Setup, timeline: Timeline, sends: bool) -> None:
 
 
 def _deepspeed_micro(run: Setup, timeline: Timeline, sends: bool) -> None:
-    """Tensor by tensor: which of them are in one call is up to the settings, not to the model's blocks."""
+    """Tensor by tensor: the settings decide which of them are in one call, not the model's blocks."""
     assert run.gathering
     tensors = _tensors(run)
     uses, is_last = _uses(run)
@@ -392,7 +375,7 @@ def _deepspeed_micro(run: Setup, timeline: Timeline, sends: bool) -> None:
 
 
 def _uses(run: Setup) -> tuple[list[int], list[bool]]:
-    """Numbers of the tensors in the order in which they are used, and which of the uses are backward's."""
+    """Numbers of the tensors in the order of their use, and which of the uses are backward's."""
     numbers = list(range(len(_tensors(run))))
     n_first, n_last = len(run.model.first), len(run.model.last)
     uses, is_backward = list(numbers), [False] * len(numbers)

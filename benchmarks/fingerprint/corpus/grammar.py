@@ -1,9 +1,8 @@
-"""Sequences of frameworks that do not exist: what theory allows a data-parallel framework to do, drawn at random.
+"""Sequences of frameworks that do not exist: random draws of all that a data-parallel framework may do.
 
-No rule here is some framework's. A run fixes what its kind of training must move, and draws everything else: how
-pieces are packed into calls, by which collective they travel, in which order, how far ahead, what is kept, which
-small all-reduces come once per step. An encoder that learned this grammar must use what is moved and when, and not
-one framework's order. Models are drawn as well, from no family of `model_shapes.py`.
+The kind of training fixes what a run must move. Everything else is drawn: how pieces are packed into calls, by which
+collective they travel, in which order, how far ahead, what is kept, and which small all-reduces come once per step. An
+encoder cannot learn one framework's order from it. Models are drawn as well, from no family of `model_shapes.py`.
 """
 
 from __future__ import annotations
@@ -32,15 +31,18 @@ from zerotune.tuner.fingerprint.steps.anatomy import TINY_BYTES, Ints
 Rng = np.random.Generator
 
 KINDS: Final = ("reduce", "update", "update", "ahead", "ahead", "twice", "twice", "twice", "alone")
-"""Gradients summed everywhere; parameters back after the step; gathered before forward and kept; gathered for forward
-and again for backward; tensor parallelism alone."""
+"""Kinds of training.
+
+`reduce`: gradients summed everywhere; `update`: parameters back after the step; `ahead`: gathered before forward and
+kept; `twice`: gathered for forward and again for backward; `alone`: tensor parallelism alone.
+"""
 MIN_SHARE_TWICE: Final = 0.02
-"""Least share of all parameters that is gathered a second time; with less, ZeRO-3 does not show."""
+"""Least share of all parameters that is gathered a second time; with less, ZeRO-3 is not visible."""
 
 
 @dataclass(frozen=True)
 class DrawnRun:
-    """All that a run repeats in every step."""
+    """The calls that a run repeats in every step."""
 
     training: TrainingKind
     units: tuple[int, ...]
@@ -80,12 +82,11 @@ class DrawnRun:
 
 
 def draw(rng: Rng) -> DrawnRun:
-    """One run of one hypothetical framework."""
     kind = str(rng.choice(KINDS))
     pieces = draw_pieces(rng)
     n_micro = int(rng.choice([1, 2, 3, 4, 5, 6, 8, 12, 16], p=[0.42, 0.14, 0.1, 0.12, 0.05, 0.05, 0.06, 0.03, 0.03]))
     tensor_parallel = kind == "alone" or rng.random() < 0.35
-    # One unit alone that gathers its activations once does what one bucket does that is sent over and over.
+    # One unit alone that gathers its activations once looks like one bucket that is sent over and over.
     partitioned = tensor_parallel and (kind != "alone" or len(pieces) > 1) and rng.random() < 0.5
     parameter_bytes = int(rng.choice([2, 4]))
     gradient_bytes = int(rng.choice([parameter_bytes, parameter_bytes, 4]))
@@ -143,16 +144,7 @@ def draw(rng: Rng) -> DrawnRun:
 
 
 def play(run: DrawnRun, n_steps: int, rng: Rng) -> tuple[tuple[Ints, Ints, Ints], list[int]]:
-    """Generate the calls of a run.
-
-    Args:
-        run: from `draw`.
-        n_steps: steps to generate.
-        rng: draws the jitter of computation.
-
-    Returns:
-        (collective, message_bytes, start in us) of all calls, and the index of each step's first call.
-    """
+    """(collective, message_bytes, start in us) of all calls, and the index of each step's first call."""
     timeline, starts = Timeline(run.speed, rng), []
     for _ in range(n_steps):
         starts.append(len(timeline.collectives))

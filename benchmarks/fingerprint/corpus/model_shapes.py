@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Elements of every parameter: of the blocks in forward order, and of what lies outside them."""
+    """Elements of every parameter: of the blocks in forward order, and of the tensors outside them."""
 
     family: str
     first: tuple[int, ...]

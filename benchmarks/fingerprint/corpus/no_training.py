@@ -1,7 +1,7 @@
-"""Collectives of what is no data-parallel training, drawn at random as `grammar.py` draws training.
+"""Random collectives of workloads that are no data-parallel training.
 
-Each kind lacks something that no kind of training can do without: a reduction, the return of what was reduced to
-one place, volumes that belong together, or a step that comes again.
+Each kind lacks something that every kind of training needs: a reduction, the return of the reduced data, volumes that
+belong together, or a step that repeats.
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ _ALL: Final = (AG, RS, AR, BROADCAST, REDUCE)
 
 
 def play(kind: str, n_steps: int, rng: np.random.Generator) -> tuple[tuple[Ints, Ints, Ints], list[int]]:
-    """Generate the calls of a workload that is no training.
-
-    Args:
-        kind: one of KINDS.
-        n_steps: rounds to generate.
-        rng: draws sizes, order and speed.
+    """The calls of `n_steps` rounds; `kind` is one of KINDS.
 
     Returns:
         (collective, message_bytes, start in us) of all calls, and the index of each round's first call.

@@ -1,4 +1,4 @@
-"""Workloads that are no data-parallel training: what the recogniser must call unknown. All generated."""
+"""Generated workloads that are no data-parallel training: the recogniser must call them unknown."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ _KINDS: Final = (AG, RS, AR, BROADCAST, REDUCE)
 
 
 def other(kind: str, rng: np.random.Generator, n_steps: int) -> tuple[tuple[Ints, Ints, Ints], list[int]]:
-    """Generate the calls of a workload that is no data-parallel training.
-
-    Args:
-        kind: one of OTHERS.
-        rng: draws sizes and speed.
-        n_steps: rounds to generate.
+    """The calls of `n_steps` rounds; `kind` is one of OTHERS.
 
     Returns:
         (collective, message_bytes, start in us) of all calls, and the index of each round's first call.

@@ -1,4 +1,4 @@
-"""Models that nobody built, and how their pieces are packed into calls: drawn for the grammar's frameworks."""
+"""Random models, and random packings of their pieces into calls, for the grammar's frameworks."""
 
 from __future__ import annotations
 
@@ -52,11 +52,9 @@ def _unit(rng: Rng) -> list[int]:
 
 @dataclass(frozen=True)
 class Packing:
-    """How pieces are packed into calls."""
-
     by: str
     n_calls: float
-    """About how many calls to make, where that is free."""
+    """The aimed number of calls, if the packing leaves it open."""
 
     @classmethod
     def draw(cls, rng: Rng) -> Packing:
@@ -81,9 +79,8 @@ def packed(
         pieces: elements of every tensor, by unit.
         n_bytes: of one element.
         align: calls are padded to a multiple of it, in bytes.
-        rng: draws how, and a little disorder.
-        how: the way of packing; None: drawn.
-        starts: a call counts with the unit that its first element is of; else with that of its last element.
+        how: None: drawn.
+        starts: a call counts with the unit of its first element; else with the unit of its last one.
         even: whether buckets may be of equal size.
 
     Returns:
@@ -113,7 +110,7 @@ def packed(
 
 
 def _bounds(how: str, ends: Ints, units: Ints, cap: int, rng: Rng) -> npt.NDArray[np.int64]:
-    """Where calls end, in elements."""
+    """The ends of calls, in elements."""
     total = int(ends[-1])
     if how == "piece":
         return ends

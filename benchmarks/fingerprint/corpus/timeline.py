@@ -1,4 +1,4 @@
-"""When the generator's collectives start: computation, and communication behind or beside it."""
+"""Start times of the generator's collectives: computation, and communication behind or beside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Calls = list[tuple[Collective, int]]
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one imagined machine: the ratio of computation to communication is what matters."""
+    """The speed of one imagined machine: only the ratio of computation to communication matters."""
 
     us_per_element: float
     us_per_byte: float
@@ -51,13 +51,7 @@ class Timeline:
         self._now_us += max(0.0, noise) * n_elements * self._speed.us_per_element
 
     def call(self, collective: Collective, n_bytes: float, *, waits: bool = False) -> None:
-        """Enqueue one collective.
-
-        Args:
-            collective: its kind.
-            n_bytes: its size.
-            waits: computation goes on only when it has ended.
-        """
+        """Enqueue one collective; `waits`: computation goes on only when it has ended."""
         start_us = max(self._now_us, self._busy_until_us)
         self._busy_until_us = start_us + self._speed.latency_us + n_bytes * self._speed.us_per_byte
         if waits:
@@ -85,8 +79,6 @@ def play_rounds(
 
     Args:
         calls: of each round.
-        n_rounds: how many.
-        rng: draws the speed and the computation.
         redraw: draws other calls for each round; None: all rounds are equal.
 
     Returns:

@@ -1,4 +1,4 @@
-"""How a run was set up, and what an ideal observer of its sequence can know of that."""
+"""How a run was set up, and how much of that an ideal observer of its sequence can know."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zerotune.tuner.fingerprint.labels import Shown
 
 
 class TrainingKind(msgspec.Struct, frozen=True):
-    """How a run was set up: what a recording or the generator knows, and the recogniser does not."""
+    """How a run was set up: a recording or the generator knows it, the recogniser does not."""
 
     stage: Stage
     n_micro: int = 1
@@ -22,16 +22,16 @@ class TrainingKind(msgspec.Struct, frozen=True):
     partitioned_activations: bool = False
     tensor_parallel: bool = False
     broadcasts: bool = False
-    """Updated parameters are spread by broadcasts (ZeroRedundancyOptimizer), which nobody else does."""
+    """Updated parameters are spread by broadcasts (ZeroRedundancyOptimizer); nobody else does that."""
 
 
 def visible(training: TrainingKind) -> Shown:
-    """What an ideal observer of the sequence can know of `training`.
+    """The answer that an ideal observer of the sequence can give.
 
-    Micro-steps show if each of them leaves a mark (gradients sent, parameters or activations gathered) and
-    something else comes once per step; else a step is as long as one of them. A long gap before the first gradient
-    is no proof: it may be a data loader. Gradients that leave once per gather of parameters may be ZeRO-1's or
-    ZeRO-2's; if micro-steps show, sending in each of them is ZeRO-2, in the last only ZeRO-1.
+    Micro-steps show if each of them leaves a mark (gradients sent, parameters or activations gathered) and something
+    else comes once per step. Else a step is as long as a micro-step. A long gap before the first gradient is no proof:
+    it may be a data loader. If micro-steps show, sending in each of them is ZeRO-2, and sending in the last only is
+    ZeRO-1.
     """
     stage, accumulates = training.stage, training.n_micro > 1
     leaves_marks = training.sends_each or training.gathers_each
@@ -43,10 +43,10 @@ def visible(training: TrainingKind) -> Shown:
         shows |= leaves_marks and training.has_marker
         shows |= training.broadcasts and training.sends_each
     else:
-        # Only ZeRO-3 gathers in every micro-step whatever it does with gradients.
+        # Only ZeRO-3 gathers in every micro-step, however it treats gradients.
         shows |= stage is Stage.zero3 and training.has_marker
     if stage is Stage.unknown:
-        # Tensor parallelism alone is one call over and over, unless something breaks the row.
+        # Tensor parallelism alone is one call over and over, unless another call interrupts it.
         tensor = training.tensor_parallel and (training.has_marker or training.partitioned_activations)
         return Shown(stage, None, training.partitioned_activations, tensor)
     if stage in (Stage.zero1, Stage.zero2) and not training.broadcasts:
