@@ -1,1 +1,1 @@
-"""What several benchmarks and tests share: reporting, options, and by folder what they run on."""
+"""The common parts of benchmarks and tests: reporting, options, and by folder the objects that they run on."""

@@ -1,4 +1,4 @@
-"""What benchmarks take as a value of an option; anything else ends them with a message (2) before they begin."""
+"""Types of options' values; any other value ends a benchmark with a message (exit code 2) before it begins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 MOST: Final = 1_000_000_000
-"""More than any benchmark ends with, or than random seeds are needed."""
+"""No benchmark ends with a larger number, and random seeds need none."""
 
 
 def whole(least: int = 0, most: int = MOST) -> Callable[[str], int]:
@@ -27,13 +27,13 @@ def whole(least: int = 0, most: int = MOST) -> Callable[[str], int]:
 
 
 natural: Final = whole()
-"""How many of something, which may be none, or a seed."""
+"""A count, which may be 0, or a seed."""
 positive: Final = whole(1)
-"""How many of something, one at least."""
+"""A count of at least 1."""
 
 
 def a_folder(text: str) -> Path:
-    """A folder that is there."""
+    """A folder that exists."""
     path = Path(text)
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is no folder; name the one that holds the files")
@@ -41,7 +41,7 @@ def a_folder(text: str) -> Path:
 
 
 def a_file_to_write(text: str) -> Path:
-    """A file that can be written, tried before the work of which it is to tell. What it holds is kept until then."""
+    """A file that can be written, which is tried before the work begins. Its content is kept until then."""
     path = Path(text)
     is_new = not path.exists()
     try:

@@ -1,4 +1,4 @@
-"""`zerotune` called in this process, as its user calls it: a process of its own takes most of a second to start."""
+"""`zerotune` called in this process: a process of its own takes most of a second to start."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from zerotune.tuner import cli
 
 
 class Said(NamedTuple):
-    """How a command ended, and what it printed."""
-
     code: int
     out: str
     err: str
 
 
 def zerotune(*words: object) -> Said:
-    """Run the command with these words."""
     code: object = 0
     with (
         patch.object(sys, "argv", ["zerotune", *map(str, words)]),

@@ -1,5 +1,3 @@
-"""A port of this machine for processes that are about to start."""
-
 from __future__ import annotations
 
 import socket

@@ -16,28 +16,21 @@ from benchmarks.lib.reporting import Result
 WARM_UP: Final = 0.4
 """Share of the run in which caches fill and nothing is judged."""
 N_BLOCKS: Final = 12
-"""Samples that follow each other are alike, so the line goes through the means of so many blocks of them."""
+"""Successive samples are alike, so the line goes through the means of so many blocks of them."""
 PAGE_BYTES: Final = resource.getpagesize()
-"""What memory is counted in: one more in a block of samples is a rounding, not a slope."""
+"""The unit of memory: one more in a block of samples is a rounding, not a slope."""
 CONFIDENCE: Final = 0.95
 FOUND: Final = 0.9
-"""Share of the leaks of a size that a run finds, for that size to be told."""
+"""The reported size of a leak is one that a run finds with this probability."""
 
 
 @dataclass
 class Growth:
-    """What some processes have, from time to time."""
-
     samples: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
     """By a process's name: how far the run was, private memory in bytes, open files."""
 
     def look(self, at: float, pids: Mapping[str, int]) -> None:
-        """Take a sample of each; one that has ended has none.
-
-        Args:
-            at: how far the run is, in units of the caller's.
-            pids: of processes, by name.
-        """
+        """Sample each process that runs; `at` is the progress of the run, in units of the caller's."""
         for name, pid in pids.items():
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
@@ -48,17 +41,14 @@ class Growth:
                 self.samples.setdefault(name, []).append(sample)
 
     def results(self, per: float, unit: str) -> list[Result]:
-        """Of each process: memory and open files at the end, by how much they grow, and what growth would be seen.
+        """For each process: memory and open files at the end, their growth, and the growth that would be found.
 
-        The target is that growth cannot be told from noise: the interval's lower end is not above one page of memory
-        for each block of samples, or not above nothing for files.
+        The target is met if growth cannot be told from noise: the interval's lower end is at most one page of memory
+        for each block of samples, or 0 files.
 
         Args:
-            per: slopes are told for so much of the run.
-            unit: what that is called.
-
-        Returns:
-            Figures, processes in the order of their first samples.
+            per: length of the run, in units of `look`, over which slopes are given.
+            unit: the name of this length.
         """
         found = []
         for name, samples in self.samples.items():
@@ -81,7 +71,7 @@ class Growth:
 
 
 def power_factor() -> float:
-    """How many halves of an interval a slope must have for its lower end to be above 0 in FOUND of all runs."""
+    """A slope must be this multiple of half an interval for its lower end to be above 0 in FOUND of all runs."""
     from scipy import stats  # a second to load
 
     degrees = N_BLOCKS - 2
@@ -89,19 +79,14 @@ def power_factor() -> float:
 
 
 def slope_of(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
-    """The slope of a level that wanders, and its interval of confidence.
+    """The slope of a random walk with drift, and the ends of its interval of confidence.
 
-    An allocator keeps what it took, so where memory stood before is where it goes on: what is independent is what one
-    block of samples adds to the block before, a random walk with drift. An interval around a fitted line takes such
-    wandering for growth: two runs of the same daemon gave it intervals that exclude each other. Steps between means of
-    a random walk share some of what they add, so their variance is 2/3 of what counts in the long run (Working, Note on
+    An allocator keeps its memory, so the increments between blocks of samples are independent, not their levels. Steps
+    between means of a random walk are correlated, so their variance is 2/3 of the long-run variance (Working, Note on
     the correlation of first differences of averages in a random chain, 1960).
 
     Args:
         x, y: float (n,), n at least N_BLOCKS; x rises.
-
-    Returns:
-        Slope, and the lower and upper end of its interval.
     """
     from scipy import stats  # a second to load
 

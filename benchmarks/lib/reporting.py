@@ -1,4 +1,4 @@
-"""The one way every benchmark here prints: a table; with --json one line of JSON, and the table on stderr."""
+"""The output of every benchmark: a table; with --json one line of JSON on stdout, and the table on stderr."""
 
 from __future__ import annotations
 
@@ -48,16 +48,12 @@ class Result:
         object.__setattr__(self, "value", math.nan if self.value is None else self.value)  # None: read from JSON
 
     def as_json(self) -> dict[str, Any]:
-        """As the document has it: what is unknown is null."""
+        """NaN becomes null."""
         return {**asdict(self), "value": None if math.isnan(self.value) else self.value}
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the value is what the target says; None where there is no target, or no value.
-
-        Raises:
-            ValueError: nobody can read that target.
-        """
+        """None if there is no target or no value. Raises ValueError if the target cannot be read."""
         if not self.target or math.isnan(self.value):
             return None
         found = TARGET.fullmatch(self.target)
@@ -70,7 +66,7 @@ class Result:
 
 
 def options_of(description: str | None, *, quick: str = "") -> argparse.ArgumentParser:
-    """A parser with --json, and with --quick if there is something to say of it."""
+    """A parser with --json, and with --quick if `quick` describes it."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if quick:
         parser.add_argument("--quick", action="store_true", help=quick)
@@ -80,12 +76,12 @@ def options_of(description: str | None, *, quick: str = "") -> argparse.Argument
 
 @cache
 def say(text: str) -> None:
-    """Tell people something on stderr, once however often the data are read."""
+    """Print a text to stderr, once even if it is repeated."""
     print(text, file=sys.stderr, flush=True)
 
 
 def processor() -> str:
-    """The processor's name, as Linux tells it."""
+    """The processor's name in /proc/cpuinfo."""
     try:
         found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -94,7 +90,7 @@ def processor() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """What the figures depend on."""
+    """The conditions that figures depend on."""
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -115,13 +111,7 @@ def figure(value: float) -> str:
 
 
 def report(benchmark: str, results: Sequence[Result], *, as_json: bool) -> None:
-    """Print the figures as a table, in bold what misses its target.
-
-    Args:
-        benchmark: its name.
-        results: in the table's order.
-        as_json: print one line of JSON, which scripts read, and the table to stderr.
-    """
+    """Print the figures as a table, with missed targets in bold; `as_json`: a line of JSON, and the table to stderr."""
     if as_json:
         document = {
             "benchmark": benchmark,

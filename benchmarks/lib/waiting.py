@@ -1,5 +1,3 @@
-"""Waiting for what other threads and processes do."""
-
 from __future__ import annotations
 
 import time
@@ -7,7 +5,7 @@ from collections.abc import Callable
 
 
 def wait_until(is_so: Callable[[], object], timeout_s: float = 20.0) -> None:
-    """Return once `is_so()`; fail if it is not so within `timeout_s`."""
+    """Raises AssertionError if `is_so()` does not become true within `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline_s, f"not so within {timeout_s} s"

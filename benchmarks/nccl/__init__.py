@@ -1,1 +1,1 @@
-"""What the plugin and the emulation cost per collective."""
+"""The cost of the plugin and of the emulation per collective."""

@@ -1,11 +1,10 @@
 """What the plugin costs NCCL per call: lookup, lookup with a record, the tail at 8 threads, a plan flip.
 
-Measured in C (plugin_lookup_driver.c, compiled here) through the symbol NCCL calls, with a realistic
-plan: one row per quarter octave for the five (collective, phase) pairs of ZeRO training. Every figure is
-the median over rounds, each a fresh process; the clock's own cost is subtracted. `chained_lookup_added_ns` is
-what a call takes with another tuner before ours, less what both take by themselves.
-
 Run: python -m benchmarks plugin_lookup [--quick] [--json]
+
+Measured in C (plugin_lookup_driver.c) with a plan of one row per quarter octave for the five (collective, phase) pairs
+of ZeRO training. Figures are medians over fresh processes, without the clock's own cost. `chained_lookup_added_ns` is
+the time of a call with another tuner before ours, less the time of both alone.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
 """What our plugin adds inside NCCL's own library, and whether NCCL does what it is told there.
 
-Host side of one all-gather, two ranks on a mock H100 node: nothing loaded, our plugin without a plan, with plans of 10,
-1,000 and 4,096 rows whose row asks for NCCL's own setting, with decision records, and observed. The null profiler, with
-our tuner, asks for the events that ours asks for and drops them: what NCCL itself takes to tell of them. Unobserved is
-our profiler while it does not observe, over our tuner alone: from 2.31 on NCCL tells of kernel channels then, too. A
-process each, turn by turn in each round, calls in bursts as a step makes them; figures are medians over rounds of what
-a round adds. The mock's launch is part of every variant. Cells, times and cost tables are checked on all clusters of
+Run: python -m benchmarks real_nccl [--quick] [--json], with NCCL_LIBRARY or `python -m benchmarks nccl_releases`
+
+Host side of one all-gather: medians of each variant over nothing loaded. Rows are those of the plan. The null profiler
+asks for our events and drops them, which is NCCL's own cost. Unobserved is our idle profiler over our tuner alone: from
+2.31 on NCCL reports kernel channels then, too. Cells, times and cost tables are checked on all clusters of
 tests/real_nccl.
-
-Needs a libnccl: NCCL_LIBRARY, or `python -m benchmarks nccl_releases`.
-
-Run: python -m benchmarks real_nccl [--quick] [--json]
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ VARIANTS = {
     "none": 0, "tuner_alone": 0, "no_plan": 0, "10_rows": 10, "1000_rows": 1000, "4096_rows": 4096, "records": 0,
     "null_profiler": 0, "observing": 0,
 }  # fmt: skip
-"""Rows of the plan, by what a worker is asked for."""
+"""Rows of the plan, by the variant of a worker."""
 ARRIVES_WITHIN_US = 0.01
 
 

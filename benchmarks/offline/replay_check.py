@@ -1,10 +1,7 @@
-"""Does replay predict what a plan will do? Part of `replay_speed.py`, which prints the figures.
+"""Does replay predict the effect of a plan? Part of `replay_speed.py`, which prints the figures.
 
-For each world (fabric and training script): one run is logged, a sweep measures the settings, and plans are
-made: the best measured settings, and settings drawn at random, good and bad. Replay says from the log and the
-sweep what the step time will be under each plan; then the same script really runs under `launch --plan`.
-
-`worlds` draws fabric, framework, ranks, model, bucket size and plans: replay was written against none of them.
+In each world (fabric and training script) one run is logged, a sweep measures the settings, and plans are made of the
+best and of random settings. Replay predicts the step time under each plan; the script then runs under `launch --plan`.
 """
 
 from __future__ import annotations
@@ -97,7 +94,7 @@ class Case:
 
     @property
     def error_percent(self) -> float:
-        """By how much the predicted speed-up (baseline over plan) misses the measured one."""
+        """The relative error of the predicted speed-up (baseline over plan)."""
         return 100 * abs(self.measured_us / self.predicted_us - 1)
 
     @property
@@ -107,21 +104,17 @@ class Case:
 
     @property
     def change_percent(self) -> float:
-        """What predicting no change would miss."""
+        """The error of predicting no change."""
         return 100 * abs(self.measured_us / self.baseline_us - 1)
 
     @property
     def is_covered(self) -> bool:
-        """Whether the interval holds what was measured."""
+        """The interval holds the measured value."""
         return self.low_us <= self.measured_us <= self.high_us
 
 
 def cases(folder: Path, chosen: Sequence[World], plans: Sequence[str]) -> Iterator[Case]:
-    """Log, sweep, predict and run each case.
-
-    Raises:
-        CalledProcessError: a command failed.
-    """
+    """Log, sweep, predict and run each case. Raises CalledProcessError if a command failed."""
     for number, world in enumerate(chosen):
         place = folder / str(number)
         place.mkdir()
@@ -145,7 +138,6 @@ def cases(folder: Path, chosen: Sequence[World], plans: Sequence[str]) -> Iterat
 
 
 def run(world: World, place: Path, *options: object, n_steps: int = N_STEPS) -> float:
-    """Train under `zerotune launch`."""
     summary = place / "summary.json"
     zerotune(
         place, "launch", "--fabric", world.fabric, "--endpoint", f"ipc://{place}/no-daemon", "--summary", summary,
@@ -160,7 +152,7 @@ def run(world: World, place: Path, *options: object, n_steps: int = N_STEPS) -> 
 
 
 def sweep(world: World, table: CollectiveTable, store: Path) -> None:
-    """Measure all settings at octaves around the sizes that the script moves."""
+    """Measure all settings at octaves around the sizes of the script's messages."""
     tunable = [shape for shape in table.shapes[0] if shape.message_bytes > 64]
     sizes = [shape.message_bytes for shape in tunable]
     collectives = [

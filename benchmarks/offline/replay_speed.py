@@ -1,14 +1,11 @@
 """How fast and how truly replay judges policies, and how fast our traces are read back.
 
-    python -m benchmarks replay_speed [--json] [--quick] [--no-check | --check-only] [--seed N]
+python -m benchmarks replay_speed [--json] [--quick] [--no-check | --check-only] [--seed N]
 
-`collectives_per_s`: baseline, table, model and oracle over a trace of a million collectives in memory, step
-times too; one process, CPU time. `import_records_per_s`: our own trace format, file to array; the peer is
-numpy's own reading of the same records from an uncompressed .npy file.
-`prediction_error_percent`: 20 cases on the emulated NCCL, speed-ups predicted by replay against those measured
-when the same script runs under `launch --plan` (replay_check.py); the figure is the error that 19 of 20 keep
-within. The peers are predicting no change, and keeping the exposed share of communication (first order).
---seed N draws other cases; --check-only leaves the speed out; --quick does 2 cases; --no-check none.
+Speeds are of one process's CPU time: four policies over a million collectives, and our trace format beside an .npy
+file. `prediction_error_percent` holds in 19 of 20 cases (replay_check.py). Its peers predict no change, or keep the
+exposed share of communication. --seed N draws other cases; --check-only leaves the speed out; --quick does 2 cases;
+--no-check none.
 """
 
 from __future__ import annotations
@@ -73,7 +70,6 @@ def steps_of(block: np.ndarray) -> list[StepRecord]:
 
 
 def write(block: np.ndarray, directory: Path, n_block: int = 16384) -> Path:
-    """Write a trace."""
     described = fabrics.load(FABRIC)
     log = TraceLog(
         directory,
@@ -94,7 +90,7 @@ def write(block: np.ndarray, directory: Path, n_block: int = 16384) -> Path:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """CPU seconds: it is one thread, and other work on the machine is not its fault."""
+    """CPU seconds: it is one thread, and other work on the machine must not count."""
     began = time.process_time()
     call()
     return time.process_time() - began

@@ -1,17 +1,10 @@
 """How fast a sweep measures settings, and how much of the grid the active one needs.
 
-    python -m benchmarks sweep_speed [--json] [--quick] [--data DIR]
+python -m benchmarks sweep_speed [--json] [--quick] [--data DIR]
 
-`settings_per_minute_ratio_relaunch`: settings per minute in one process group by switching plans, over one
-launch per setting as nccl-tests needs it (here: the same workers, started anew for each setting).
-`active_share_of_grid`, `active_regret`: samples that the active sweep takes over those of the full grid at the
-same precision, and what its choices cost in truth over the full grid's, mean over places; without processes. Beside
-it stands the regret of as many samples spread evenly.
-Measurements are drawn from the truth of every shipped fabric with its noise; with `--data` from the repetitions of
-every grid recorded below that folder instead (lib/data/recorded_grids.py), with 3 % noise on top. Of those a single
-sample may decide a whole place, so small ones are drawn more often, and the mean's standard error is printed.
-`active_minus_even_worst_se`: of the recorded grids, the largest excess of the active sweep's regret over that of
-exactly as many samples spread evenly, in standard errors of the paired difference over draws.
+`settings_per_minute_ratio_relaunch` is over one launch per setting. `active_...` compare with the full grid at the same
+precision, on shipped fabrics or on the grids below DIR. `active_minus_even...` compare the regret with as many evenly
+spread samples; `worst_se` is in standard errors of the paired difference over draws.
 """
 
 from __future__ import annotations
@@ -48,7 +41,7 @@ RECORDED_SIGMA = 0.03
 RECORDED_CHANNELS = 4
 N_DRAWS = 3
 RECORDED_PLACES = 1600
-"""Of recorded grids so many places are swept in all: the fewer a grid has, the more draws."""
+"""Places of recorded grids that are swept in all: the fewer a grid has, the more draws."""
 QUICK_SHARE = 8
 SHARE_AIM = 0.15
 
@@ -62,12 +55,12 @@ class Outcome:
     share: float
     regrets: list[float]
     even_regret: float
-    """Mean, of exactly as many samples spread evenly over the points."""
+    """Mean regret of as many samples, spread evenly over the points."""
 
 
 @dataclass
 class Machine:
-    """A machine to sweep: its points, what they cost in truth, how samples are drawn."""
+    """A machine to sweep: its points, their true times, and the distribution of samples."""
 
     name: str
     communicator: CommunicatorClass
@@ -79,7 +72,6 @@ class Machine:
     is_recorded: bool = False
 
     def compare(self, seed: int) -> Outcome:
-        """Both sweeps."""
         chance = np.random.default_rng(seed)
         grid, active = self.points(), self.points()
         self._run(FullGrid(grid, PRECISION, MAX_REPEATS), MIN_REPEATS, chance)
@@ -109,7 +101,7 @@ class Machine:
 
 
 def fastest(points: Iterable[GridPoint]) -> dict[Place, GridPoint]:
-    """By place, the point with the least median; the first one, NCCL's own choice, where none has a sample."""
+    """By place, the point with the least median; the first one, NCCL's own choice, if none has a sample."""
     best: dict[Place, GridPoint] = {}
     for point in points:
         known = best.setdefault(point.place, point)
@@ -119,7 +111,7 @@ def fastest(points: Iterable[GridPoint]) -> dict[Place, GridPoint]:
 
 
 def spread_evenly(n_samples: int, n_points: int, chance: np.random.Generator) -> list[int]:
-    """Share samples out as evenly as possible; which points get one more is up to chance."""
+    """Share samples out as evenly as possible; chance decides which points get one more."""
     each, n_more = divmod(n_samples, n_points)
     return [each + (rank < n_more) for rank in chance.permutation(n_points).tolist()]
 
@@ -131,7 +123,6 @@ def standard_errors(differences: Sequence[float]) -> float:
 
 
 def emulated(name: str, communicator: CommunicatorClass) -> Machine:
-    """A shipped fabric."""
     known = fabric.load(name)
     topology = known.topology(communicator)
 
@@ -158,7 +149,7 @@ def emulated(name: str, communicator: CommunicatorClass) -> Machine:
 
 
 def recorded(grid: recorded_grids.Grid) -> Machine:
-    """A grid that somebody published; its truth is the median of the repetitions."""
+    """A published grid; its truth is the median of the repetitions."""
     places = grid.places()
 
     def points() -> list[GridPoint]:

@@ -1,1 +1,1 @@
-"""What policies and predictions are judged on: published, generated and recorded."""
+"""The published, generated and recorded data that policies and predictions are judged on."""

@@ -1,6 +1,6 @@
-"""What policies are judged on: keys with the true time of every candidate.
+"""Data sets that policies are judged on: keys with the true time of every candidate.
 
-From shipped fabrics, and from grids that somebody else measured (`recorded_grids`).
+They come from shipped fabrics, and from published grids (`recorded_grids`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DataSet(NamedTuple):
 
 
 class Measured(CostPrior):
-    """Offers the candidates that a data set has measured, and no others."""
+    """Offers only the candidates that a data set has measured."""
 
     def __init__(self, facts: Facts, problems: Sequence[Problem]) -> None:
         super().__init__(facts)
@@ -69,13 +69,9 @@ def fabric_problems(
     """Keys of one fabric: two collectives, 4 KiB to 128 MiB.
 
     Args:
-        machine: the fabric, whose truth is known.
-        facts: what is told to whoever learns, see `Fabric.describe`.
+        facts: the facts that a learner gets, see `Fabric.describe`.
         n_per_octave: sizes per doubling.
         n_ranks: of the communicator, at most; a smaller fabric has fewer.
-
-    Returns:
-        One entry per collective and size.
     """
     place = machine.communicator(range(min(machine.max_ranks, n_ranks)))
     topology = machine.topology(place)
@@ -98,7 +94,6 @@ def fabric_problems(
 
 
 def shipped(n_per_octave: float = 1.0) -> Iterator[DataSet]:
-    """Every shipped fabric."""
     for name in fabric.names():
         machine = fabric.load(name)
         facts = machine.describe()
@@ -106,7 +101,6 @@ def shipped(n_per_octave: float = 1.0) -> Iterator[DataSet]:
 
 
 def of_folder(folder: Path) -> Iterator[DataSet]:
-    """Every grid below `folder`."""
     for grid in load_grids(folder):
         place = CommunicatorClass(grid.n_ranks, max(1, grid.n_nodes))
         found = {
@@ -136,11 +130,10 @@ def problems_of(groups: Mapping[tuple[DecisionKey, int], Mapping[Candidate, Sequ
 def _pooled(
     groups: Mapping[tuple[DecisionKey, int], Mapping[Candidate, Sequence[float]]],
 ) -> dict[tuple[DecisionKey, int], dict[Candidate, list[float]]]:
-    """The measurements of settings that are one and the same to NCCL, joined: on little traffic it runs fewer channels
-    than it is asked for (`cost_model.channels_used`), and the luckiest of several equal ones would pass for the best.
+    """Join the measurements of settings with the same effect, or the luckiest of several equal ones would seem best.
 
-    Joined settings go by the lowest count that was asked of the cell at any size and comes to the same: so does the
-    tuner, which offers settings of one effect once.
+    On little traffic NCCL runs fewer channels than asked for (`cost_model.channels_used`). Joined settings go by the
+    lowest count with this effect that any size asked for, as in the tuner, which offers settings of one effect once.
     """
     counts: dict[tuple[CommunicatorClass, Collective], dict[Candidate, None]] = {}
     for (key, _), known in groups.items():
@@ -158,16 +151,7 @@ def _pooled(
 
 
 def sweep_block(problems: Sequence[Problem], seed: int = 3, n_each: int = 3) -> np.ndarray:
-    """A sweep of all candidates, as measurements.
-
-    Args:
-        problems: keys with true times.
-        seed: of the noise.
-        n_each: calls per key and candidate.
-
-    Returns:
-        MEASUREMENT, shape (n,).
-    """
+    """A sweep of all candidates, as MEASUREMENT of shape (n,), with `n_each` calls per key and candidate."""
     rng = np.random.default_rng(seed)
     rows = []
     for problem in problems:

@@ -1,9 +1,8 @@
 """Machines on which environments may be tried, job by job: random ones that are like recorded ones, and recorded ones.
 
 Under each environment the calls of a step take a multiple of their usual time, by size. A random machine's multiples
-are drawn as `machine_family` draws those of settings, with the statistics of the eleven recordings whose arms are
-environments or builds. A step is computation and the exposed share of its calls.
-How much is exposed, how jobs differ, how the level wanders and how often an environment crashes is assumed.
+are drawn as in `machine_family`, with the statistics of eleven recordings of environments or builds. A step is
+computation and the exposed share of its calls. The ranges below `EXPOSED` are assumptions.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ SLOW10_SHARE: Final[Range] = (0.0, 0.3)
 ALIKE: Final[Range] = (0.4, 0.98)
 OF_THE_ENVIRONMENT: Final[Range] = (0.0, 0.8)
 
-# Assumed: no recording tells.
+# Assumed: no recording shows these.
 EXPOSED: Final[Range] = (0.02, 0.4)
 """Share of the usual step's time that waits for calls."""
 CRASHES: Final = 0.04
 """Share of environments under which a job fails."""
 JOBS_DIFFER: Final[Range] = (0.003, 0.02)
-"""Spread (log) of the step times of jobs alike; tails as Student's t of 4 degrees."""
+"""Spread (log) of the step times of equal jobs; tails as Student's t of 4 degrees."""
 WANDERS: Final[Range] = (0.001, 0.01)
-"""How far (log) the level wanders in a day."""
+"""Standard deviation (log) by which the level wanders in a day."""
 HOURS_APART: Final[Range] = (1.0, 72.0)
 STEPS: Final[Range] = (200.0, 20_000.0)
 STEP_NOISE: Final[Range] = (0.003, 0.1)
@@ -57,7 +56,7 @@ JOBS_OF_A_GRID: Final = 10
 
 @dataclass(frozen=True)
 class Machine:
-    """One workload on one machine: what its jobs' steps take under each environment."""
+    """One workload on one machine, with its steps' times under each environment."""
 
     name: str
     ratios: tuple[float, ...]
@@ -69,20 +68,22 @@ class Machine:
     steps: float
     step_noise: float
     elsewhere: tuple[tuple[float, float], ...] = ()
-    """How much longer (log) calls take under each environment, and the standard deviation, with equal weights of all
-    sizes: as a book has it of jobs with other calls on the same hardware."""
+    """The increase (log) of calls' times under each environment and its deviation, with equal weights of all sizes.
+
+    A book has such figures from jobs with other calls on the same hardware.
+    """
 
     @property
     def gain(self) -> float:
-        """What the best environment that runs saves of a usual step."""
+        """The share of a usual step that the best environment that runs saves."""
         return 1.0 - float(min(1.0, *np.where(self.crashes, math.inf, self.ratios)))
 
     def with_nothing_to_gain(self) -> Machine:
-        """The same, but what is faster takes as long as usual."""
+        """The same machine, but faster environments take as long as the usual one."""
         return replace(self, ratios=tuple(max(1.0, one) for one in self.ratios))
 
     def with_all_alike(self) -> Machine:
-        """The same, but every environment runs and takes as long as the usual one."""
+        """The same machine, but every environment runs and takes as long as the usual one."""
         return replace(self, ratios=(1.0,) * len(self.ratios), crashes=(False,) * len(self.ratios))
 
 
@@ -117,11 +118,11 @@ def grid(rng: np.random.Generator, n_environments: int) -> tuple[Floats, Floats]
 
 
 def with_jobs(name: str, ratios: Floats, weights_us: Floats, rng: np.random.Generator) -> Machine:
-    """A machine of a grid, with jobs as they are assumed.
+    """A machine of a grid, with assumed jobs.
 
     Args:
         ratios: of calls' times over usual ones, shape (n_environments, n_sizes).
-        weights_us: what the calls of each size usually take in a step, together.
+        weights_us: the usual total time of the calls of each size in a step.
     """
     exposed = between(rng, EXPOSED)
     step_ratios = 1.0 - exposed + exposed * ratios @ weights_us / weights_us.sum()
@@ -139,7 +140,7 @@ def with_jobs(name: str, ratios: Floats, weights_us: Floats, rng: np.random.Gene
 
 
 def between(rng: np.random.Generator, limits: Range) -> float:
-    """As likely in each octave."""
+    """Log-uniform."""
     return math.exp(rng.uniform(*np.log(limits)))
 
 
@@ -148,7 +149,7 @@ Times = dict[int, dict[str, list[float]]]
 
 
 def recorded(folder: Path) -> Iterator[Machine]:
-    """Every grid below `folder` as machines, of which jobs are assumed."""
+    """Every grid below `folder` as machines, with assumed jobs."""
     for name, times in _grids(folder):
         usual = [known for known in times.values() if "" in known]
         counts = Counter(one for known in usual for one in known if one)
@@ -164,7 +165,7 @@ def recorded(folder: Path) -> Iterator[Machine]:
 
 
 def _grids(folder: Path) -> Iterator[tuple[str, Times]]:
-    """Tables with a column `environment`; where there is none, grids of forced settings."""
+    """Tables with a column `environment`; if there is none, grids of forced settings."""
     tables: dict[str, Times] = {}
     for path in sorted(folder.rglob("*.tsv")):
         with path.open(newline="", encoding="utf-8") as file:

@@ -1,9 +1,8 @@
-"""Random machines that are like recorded ones: what a policy is judged on that nobody tuned it to.
+"""Random machines that are like recorded ones, so that a policy is judged on machines that it was not tuned to.
 
-At each size, a setting takes a multiple of the time of NCCL's own choice. A latent curve over sizes says which: near
-sizes have near values, and a quantile function makes of them the gains and the catastrophes that recordings have. So
-shares, correlation and flips follow from a few numbers. They were chosen so that draws match the statistics of 25
-recordings that are kept aside.
+At each size, a setting takes a multiple of the time of NCCL's own choice. The multiple follows from a latent curve over
+sizes, in which near sizes have near values, and from a quantile function with the recordings' gains and catastrophes.
+The numbers below were chosen so that draws match the statistics of 25 recordings that are kept aside.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ MOST_LOG2_RANKS: Final = 11.0
 MOST_SETTINGS: Final = 10
 """Beside NCCL's own choice: all cells of an all-reduce. Six were recorded at most."""
 WRONG_BY: Final[Range] = (1.3, 7.0)
-"""Times that NCCL's own choice is slower at one size."""
+"""Factor by which NCCL's own choice is slower at one size."""
 NOISE: Final[Range] = (0.001, 0.06)
 NOISE_MIDDLE, NOISE_SCATTER = 0.005, 0.9
-"""Spread (log) of repeated calls: the limits, the median, and how far (log) machines differ."""
+"""Spread (log) of repeated calls: the limits, the median, and the standard deviation (log) between machines."""
 NOTHING_TO_GAIN: Final = 0.2
 """Share of machines: two recorded ones gain 0.2 % at most, and five more gain at one size in ten or fewer."""
 NEVER_SLOW: Final = 0.25
 """Share of machines without a setting that is twice as slow: six of 25."""
 HAS_SLOW10: Final = 0.4
-"""Share of the others that have one ten times as slow: seven of 19."""
+"""Share of the others that have a setting ten times as slow: seven of 19."""
 BUSY_ALIKE: Final = 0.6
 """Correlation of the latent curves with those beside another job: it moved the ninetieth gain from 2 to 42 %."""
 
@@ -63,58 +62,59 @@ KEYS_WITH_GAIN: Final[Range] = (0.15, 0.7)
 LARGEST_GAIN: Final[Range] = (0.05, 0.85)
 """Share of keys at which some setting is faster, and of such a key's time at most."""
 ENVIRONMENTS, MOST_KEYS = 0.04, 0.8
-"""Share of machines at which something is faster at most keys, as another environment may be; and of their keys."""
+"""Share of machines at which most keys have a faster setting, as in another environment; and share of these keys."""
 GAIN_KEPT_POWER: Final = 3.0
-"""The largest calls are bound by links, whatever the setting: of a gain (log) they keep a share, which is a uniform
-draw to this power. So half of the machines have 2 % of all time to gain, as recorded ones have.
+"""The largest calls keep a share of a gain (log), which is a uniform draw to this power: links bound them.
+
+Half of the machines then have 2 % of all time to gain, as recorded ones do.
 """
 THE_SAME: Final[Range] = (0.1, 0.8)
 NEARLY: Final = 0.008
-"""Share of what is neither faster nor twice as slow that takes the time of NCCL's own choice, but for so much (log)."""
+"""Share of the settings between faster and twice as slow that differ from NCCL's own choice by this much (log) only."""
 SLOW2: Final[Range] = (0.02, 0.7)
 SLOW10_SHARE: Final[Range] = (0.08, 0.3)
 """Share of (key, setting) pairs that are twice as slow, and of these that are ten times as slow, if any are."""
 ALIKE: Final[Range] = (0.7, 0.98)
 """Correlation of the latent curves at sizes an octave apart."""
 OF_THE_SETTING: Final[Range] = (0.0, 0.6)
-"""How much of the latent curves' variance is the setting's, whatever the size."""
+"""Share of the latent curves' variance that belongs to the setting at all sizes."""
 WRONG_AT_ONE_SIZE: Final = 0.25
 """Share of machines on which NCCL's own choice is slower at one size: largest gains are 70 % or more on six of 25."""
 
-# Assumed: the recordings do not tell.
+# Assumed: the recordings do not show these.
 LATENCY_US: Final[Range] = (8.0, 250.0)
 BANDWIDTH_GBS: Final[Range] = (0.6, 250.0)
 """Of NCCL's own choice: from sockets to NVLink."""
 SLOWEST: Final = 30.0
-"""Times NCCL's own choice."""
+"""Factor over NCCL's own choice."""
 TAIL_FREEDOM: Final = 3.0
 """Degrees of freedom of the noise (Student's t): single calls take a multiple of the spread."""
 BUSY_SLOWER: Final[Range] = (1.2, 3.0)
-"""Times that all is slower beside another job."""
+"""Factor by which all is slower beside another job."""
 MOST_AHEAD, MOST_LOOKS_EVERY = 3, 4
-"""Steps by which the device lags, and from one question for a plan to the next, at most."""
+"""Steps by which the device lags, and steps between two requests for a plan, at most."""
 STEP_NOISE: Final[Range] = (0.003, 0.1)
 """Spread (log) of computation."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Keys of one machine in three states, and how a job on it is seen."""
+    """Keys of one machine in three states, and the view of a job on it."""
 
     name: str
     problems: list[Problem]
     busy: list[Problem]
     """Beside another job: all is slower, and the order of settings differs."""
     namesake: list[Problem]
-    """Another machine that goes by the same name."""
+    """Another machine with the same name."""
     view: HostView
     looks_every: int
-    """Steps between two questions for a plan."""
+    """Steps between two requests for a plan."""
     step_noise: float
     """Spread (log) of computation."""
 
     def with_nothing_to_gain(self) -> list[Problem]:
-        """Its keys, where what would gain takes 3 % longer than NCCL's own choice."""
+        """Its keys, but every gain takes 3 % longer than NCCL's own choice."""
         return [
             replace(one, truth_us=(one.truth_us[0], *(max(us, 1.03 * one.truth_us[0]) for us in one.truth_us[1:])))
             for one in self.problems
@@ -122,17 +122,11 @@ class Machine:
 
 
 def with_tails(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
-    """Noise of calls, of spread 1, in which single calls stand out.
-
-    Args:
-        rng: of the job.
-        shape: of the noise.
-    """
+    """Noise of calls, of spread 1, in which single calls stand out."""
     return rng.standard_t(TAIL_FREEDOM, shape) / math.sqrt(TAIL_FREEDOM / (TAIL_FREEDOM - 2.0))
 
 
 def draw(seed: int) -> Machine:
-    """The machine of this seed."""
     rng = np.random.default_rng([seed, 14])
     n_ranks = round(2.0 ** rng.uniform(1.0, MOST_LOG2_RANKS))
     place = CommunicatorClass(n_ranks, -(-n_ranks // int(rng.choice([1, 4, 8]))))
@@ -167,7 +161,7 @@ def draw(seed: int) -> Machine:
 
 
 class Kind(NamedTuple):
-    """What the settings of one machine have in common."""
+    """The common properties of one machine's settings."""
 
     shares: tuple[float, ...]
     """Of (key, setting) pairs whose log ratio is below those of `log_ratios_there`."""
@@ -198,7 +192,6 @@ class Kind(NamedTuple):
         """Settings' times over those of NCCL's own choice: usually, beside another job, and on another machine.
 
         Args:
-            rng: of the machine.
             n_settings: without NCCL's own choice.
             log2_bytes: ascending.
 
@@ -222,12 +215,12 @@ class Kind(NamedTuple):
 
 
 def _between(rng: np.random.Generator, limits: Range) -> float:
-    """As likely in each octave."""
+    """Log-uniform."""
     return math.exp(rng.uniform(*np.log(limits)))
 
 
 def _sizes(rng: np.random.Generator, n_sizes: int) -> Floats:
-    """Ascending sizes (log2) of so many size classes, an octave apart if there is room."""
+    """Ascending sizes (log2), one for each size class, an octave apart if there is room."""
     octaves = 1.0 if n_sizes <= MOST_LOG2_BYTES - LEAST_LOG2_BYTES else 1.0 / SIZE_CLASSES_PER_OCTAVE
     last = math.ceil(rng.uniform(LEAST_LOG2_BYTES + octaves * (n_sizes - 1), MOST_LOG2_BYTES))
     found: Floats = last + octaves * np.arange(1 - n_sizes, 1, dtype=np.float64)

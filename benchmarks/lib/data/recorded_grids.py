@@ -1,7 +1,4 @@
-"""Grids (settings x sizes) that somebody measured and published: what a sweep would have had to choose from.
-
-Reads every table below a folder, as benchmarks/recordings/grids.tsv is one.
-"""
+"""Published grids (settings x sizes): all tables below a folder, in the form of benchmarks/recordings/grids.tsv."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from zerotune.store.sqlite.rows.runnable import can_run
 Setting = tuple[str, str]
 """(algorithm, protocol) in lower case; empty = NCCL's own choice."""
 COLUMNS: Final = ["grid", "collective", "n_ranks", "n_nodes", "message_bytes", "algorithm", "protocol", "duration_us"]
-"""Of a table of grids; algorithm and protocol are empty where NCCL chose."""
+"""Of a table of grids; algorithm and protocol are empty if NCCL chose."""
 MIN_PLACES: Final = 3
 
 
@@ -31,9 +28,9 @@ class Grid:
     times_us: dict[int, dict[Setting, list[float]]] = field(default_factory=dict)
 
     def places(self) -> dict[int, dict[Candidate, list[float]]]:
-        """All recorded microseconds by size and setting, where two settings or more were measured.
+        """All recorded microseconds by size and setting, if at least two settings were measured.
 
-        What NCCL cannot run it did not, whatever a heading says.
+        Settings that NCCL cannot run are left out, whatever a heading says.
         """
         found = {
             size: {candidate: times for one, times in known.items() if self._can_run(candidate := candidate_of(one))}
@@ -46,7 +43,7 @@ class Grid:
 
 
 def candidate_of(setting: Setting) -> Candidate:
-    """The setting as a candidate; a protocol without algorithm is the ring's."""
+    """A protocol without algorithm is the ring's."""
     algorithm, protocol = setting
     if setting == ("", ""):
         return BASELINE

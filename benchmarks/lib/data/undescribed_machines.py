@@ -1,8 +1,8 @@
 """Sweeps of machines that nobody described.
 
-By algorithm and protocol a machine has a random latency that grows with the ranks and a random bandwidth, the same on
-any number of nodes, that saturates, or falls again, over channels. NCCL's own choice is the ring, with a protocol by
-size. On little traffic fewer channels run than are asked for (`cost_model.channels_used`). One call per setting.
+By algorithm and protocol a machine has a random latency that grows with the ranks, and a random bandwidth that
+saturates, or falls again, over channels. NCCL's own choice is the ring, with a protocol by size. On little traffic
+fewer channels run than are asked for (`cost_model.channels_used`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Truth = dict[tuple[Algorithm, Protocol], tuple[float, float, float, float, float
 
 
 def truth(rng: np.random.Generator) -> Truth:
-    """A machine's truth by setting, at random.
+    """A machine's random truth by setting.
 
     Each is (latency of a hop in us, latency of the rest in us, bytes per us of the full bandwidth, channels that reach
     it, share of it that each further channel costs).
@@ -63,18 +63,12 @@ def truth(rng: np.random.Generator) -> Truth:
 def duration_us(
     known: Truth, kind: Collective, setting: tuple[Algorithm, Protocol], n_ranks: int, nbytes: int, asked: int
 ) -> float:
-    """How long a call takes on this machine, without noise.
+    """The duration of a call on this machine, without noise.
 
     Args:
         known: the machine, see `truth`.
-        kind: what is called.
-        setting: algorithm and protocol.
-        n_ranks: of the communicator.
         nbytes: NCCL's nBytes, the whole buffer.
         asked: channels that are asked for; with little traffic fewer run.
-
-    Returns:
-        Microseconds.
     """
     per_hop_us, rest_us, bytes_per_us, filled_by, too_many = known[setting]
     n_hops = n_ranks - 1 if setting[0] is Algorithm.ring else np.log2(n_ranks)
@@ -94,7 +88,6 @@ def undescribed_machine(seed: int, noise: float, node_counts: Sequence[int]) -> 
     """One machine's sweep.
 
     Args:
-        seed: of the machine and of its noise.
         noise: of one call, standard deviation of its logarithm.
         node_counts: nodes that each size is measured on, with eight ranks each.
     """

@@ -1,9 +1,9 @@
-"""A TCP line between two network namespaces that delays, stands still, loses, cuts and drops what passes.
+"""A TCP line between two network namespaces that delays, stands still, loses, cuts and drops its traffic.
 
-    python -m benchmarks.lib.faults.bad_line_worker HOST:PORT NAMESPACE
+python -m benchmarks.lib.faults.bad_line_worker HOST:PORT NAMESPACE
 
-Connections to HOST:PORT where this runs are brought to HOST:PORT in the other namespace (a file). What becomes of what
-passes is said on the standard input, a word a line. Stands in for `tc netem`, which not every kernel has.
+Connections to HOST:PORT in this namespace go to HOST:PORT in the other namespace (a file). The standard input has the
+current harm, a word a line. It replaces `tc netem`, which not every kernel has.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLONE_NEWNET: Final = 0x40000000
 
 
 class BadLine:
-    """All connections, and what happens to them now."""
+    """All connections, and their current harm."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
@@ -64,7 +64,7 @@ class BadLine:
 
 
 def follow(line: BadLine, read: Callable[[], str]) -> None:
-    """Do as is said, until there is nobody any more who could say anything."""
+    """Follow the harms on standard input until it ends."""
     while word := read().strip():
         line.harm = word
 

@@ -1,6 +1,6 @@
-"""Attacks on what many share: the places of those who wait for an answer.
+"""Attacks on shared resources: the places of clients that wait for an answer.
 
-Each is made in a folder of its own and tells whether the product held. That of silent names needs root.
+Each runs in a folder of its own and returns whether the product held. `silent_names` needs root.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMMAND: Final = [sys.executable, "-P", "-m", "zerotune.tuner.cli"]
 
 @contextmanager
 def running(words: list[str], folder: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process of ours, which ends with the attack."""
+    """A process that ends with the attack."""
     with subprocess.Popen(
         words, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
@@ -43,7 +43,7 @@ def running(words: list[str], folder: Path, environment: Mapping[str, str]) -> I
 
 
 def is_served(port: int, path: str, token: str) -> bool:
-    """Whether an honest client of a web server has an answer in time."""
+    """An honest client of a web server has an answer in time."""
     try:
         with socket.create_connection(("127.0.0.1", port), ANSWER_S) as one:
             head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n\r\n"
@@ -54,7 +54,6 @@ def is_served(port: int, path: str, token: str) -> bool:
 
 
 def until_listening(port: int) -> None:
-    """Wait for a server."""
     ends_at_s = time.monotonic() + START_S
     while time.monotonic() < ends_at_s:
         with suppress(OSError):
@@ -63,7 +62,7 @@ def until_listening(port: int) -> None:
 
 
 def greedy(stack: ExitStack, port: int, n: int, asked: bytes) -> None:
-    """Make connections that say as much as is taken, and read nothing."""
+    """Open connections that send as much as is taken, and read nothing."""
     made = []
     for _ in range(n):
         made.append(one := stack.enter_context(socket.socket()))
@@ -106,7 +105,7 @@ def metrics_asked_slowly(folder: Path, environment: Mapping[str, str]) -> bool:
 
 
 def absurd_width(folder: Path, environment: Mapping[str, str]) -> bool:
-    """The environment says that the terminal has millions of columns."""
+    """The environment sets the terminal's width to millions of columns."""
     wide = {**environment, "COLUMNS": "20000000"}
     with suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
@@ -117,7 +116,7 @@ def absurd_width(folder: Path, environment: Mapping[str, str]) -> bool:
 
 
 def silent_names(folder: Path, environment: Mapping[str, str]) -> bool:
-    """A peer with keys names leading daemons whose names nobody answers for."""
+    """A peer with keys names leading daemons whose names nobody resolves."""
     make_keys(folder / "keys")
     (folder / "resolv.conf").write_text(f"nameserver {SILENT}\n")
     ipc, tcp = f"ipc://{folder}/d.sock", f"tcp://127.0.0.1:{free_port()}"

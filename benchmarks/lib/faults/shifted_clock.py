@@ -1,6 +1,6 @@
 """Clocks of chosen processes that jump, while the machine's own clock stays as it is.
 
-A library of ours in C, compiled at run time and loaded with LD_PRELOAD, adds what a file holds to what clocks say.
+A C library, compiled at run time and loaded with LD_PRELOAD, adds the numbers in a file to the clocks.
 """
 
 from __future__ import annotations
@@ -50,5 +50,5 @@ class ShiftedClock:
             raise RuntimeError(f"{library} does not shift the clock of {sys.executable}")
 
     def shift(self, *, wall_s: float = 0.0, monotonic_s: float = 0.0) -> None:
-        """From now on the clocks are by so much ahead of the machine's; the calendar's may also be behind."""
+        """Set the lead of the clocks over the machine's; the calendar's may be negative."""
         self._map[:] = _OFFSETS.pack(round(1e9 * wall_s), round(1e9 * monotonic_s))

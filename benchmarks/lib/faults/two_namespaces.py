@@ -1,4 +1,4 @@
-"""Two nodes of one machine: network namespaces with a link, and an address that only a line of ours joins."""
+"""Two nodes of one machine: network namespaces with a link, and an address that only a `BadLine` joins."""
 
 from __future__ import annotations
 
@@ -28,22 +28,18 @@ class Namespace:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """What stands before a command that runs there."""
+        """The words before a command that runs there."""
         return ("ip", "netns", "exec", self.name)
 
     @property
     def path(self) -> Path:
-        """The file that stands for it."""
+        """The namespace's file."""
         return Path("/run/netns") / self.name
 
 
 @contextlib.contextmanager
 def two_namespaces() -> Iterator[tuple[Namespace, Namespace]]:
-    """Both nodes, which are gone afterwards.
-
-    Raises:
-        UserError: this user or machine has no network namespaces.
-    """
+    """Both nodes, which are removed afterwards. Raises UserError if this user or machine has no network namespaces."""
     mark = secrets.token_hex(4)
     first, second = (Namespace(f"zt-{mark}-{n}", f"10.71.0.{n}") for n in (1, 2))
     try:

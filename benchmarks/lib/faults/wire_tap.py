@@ -9,7 +9,7 @@ from typing import Final
 
 GREETING_BYTES: Final = 64
 SIGNATURE_BYTES: Final = 10
-"""Its begin, of which each side waits for the other's."""
+"""The begin of the greeting: each side waits for the other's."""
 _IS_LONG: Final = 2
 """Flag of a frame whose size has 8 bytes instead of one."""
 ANSWER_S: Final = 0.3
@@ -17,8 +17,7 @@ ANSWER_S: Final = 0.3
 
 
 class WireTap:
-    """Serves one connection after the other from construction to `close`; each frame of ZMTP is passed on as it came.
-    """
+    """Serves one connection after the other from construction to `close`, and passes on each ZMTP frame unchanged."""
 
     def __init__(self, port: int) -> None:
         self._place = ("127.0.0.1", port)
@@ -32,7 +31,7 @@ class WireTap:
         self._thread.start()
 
     def hold(self) -> None:
-        """Keep back what the client sends from now on."""
+        """Keep back the client's frames from now on."""
         self._held = []
 
     def release(self, *order: int) -> None:
@@ -52,7 +51,7 @@ class WireTap:
             self._daemon.sendall(b"".join(frames))
 
     def say_anew(self, greeting: bytes, *frames: bytes) -> None:
-        """Send what a connection began with over one of its own, each frame after the daemon's answer."""
+        """Replay a connection's begin over a new connection, each frame after the daemon's answer."""
         parts = [greeting[:SIGNATURE_BYTES], greeting[SIGNATURE_BYTES:], *frames]
         with socket.create_connection(self._place, timeout=ANSWER_S) as daemon, contextlib.suppress(OSError):
             for part in parts:
@@ -61,7 +60,6 @@ class WireTap:
                     daemon.recv(65_536)
 
     def close(self) -> None:
-        """Let nobody in any more."""
         self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         self._thread.join()

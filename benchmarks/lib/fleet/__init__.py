@@ -1,1 +1,1 @@
-"""Many nodes and what they share, without the nodes."""
+"""The traffic and the data of many nodes, without the nodes."""

@@ -1,7 +1,6 @@
 """A job on a thousand nodes, as its leading daemon sees it: ranks of the first node, and the other nodes' daemons.
 
-Frames are those of real agents and daemons; those of daemons are sent by the code that daemons use, over encrypted
-connections of their own.
+Frames are those of real agents and daemons. The code of daemons sends theirs, over encrypted connections of their own.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ STEP_S: Final = 5
 REPORT_S: Final = 1
 """Agents report once a second, and so do daemons to the leading one."""
 N_WAITS: Final = 16
-"""Different patterns of waiting that nodes take turns with."""
+"""Different patterns of waiting, which nodes use in turn."""
 SIZES_BYTES: Final = (1 << 24, 5 << 24, 1 << 28, 5 << 28)
 CALLS: Final = (
     (Collective.all_gather, Phase.forward_gather),
@@ -51,11 +50,11 @@ class FirstNode:
             socket.setsockopt(zmq.LINGER, 0)
             socket.connect(endpoint)
         self.plan, self._adopted_at = Plan(0), 0
-        """What all ranks follow."""
+        """The plan that all ranks follow."""
         self._offered: Plan | None = None
 
     def greet(self) -> None:
-        """All greet, and rank 0 hears what it is offered."""
+        """All ranks greet, and rank 0 receives its offer."""
         for rank, socket in enumerate(self._sockets):
             hello = wire.Hello(
                 JOB, rank, self._n_ranks, rank, "node0", os.getpid(), "fleet", self._facts, 22809, 5, self.plan.epoch
@@ -67,7 +66,7 @@ class FirstNode:
                     self._offered = message.plan
 
     def report(self, calls: npt.NDArray[np.void], waits: npt.NDArray[np.float64]) -> None:
-        """What these ranks saw of some calls: OBSERVATION, shape (n,), and what each waited, shape (N_WAITS, n)."""
+        """Report some calls of these ranks: OBSERVATION, shape (n,), and each rank's wait, shape (N_WAITS, n)."""
         for rank, socket in enumerate(self._sockets):
             seen = calls.copy()
             seen["duration_us"] += waits[rank]
@@ -75,7 +74,7 @@ class FirstNode:
             socket.send_multipart(wire.encode(wire.Observations(JOB, rank, len(seen)), seen.tobytes()))
 
     def finish(self, step: int) -> None:
-        """Rank 0 has finished a step; from the next one on all follow what was offered."""
+        """Rank 0 has finished a step; all adopt the offer from the next step on."""
         record = StepRecord(step, self.plan.epoch, STEP_S * 1e6, STEP_S * 2e5, 0.5)
         self._sockets[0].send_multipart(wire.encode(wire.Steps(JOB, 0, (record,))))
         later = self._offered or self.plan.at(step - self._adopted_at)
@@ -84,14 +83,13 @@ class FirstNode:
             self._sockets[0].send_multipart(wire.encode(wire.Adopted(JOB, later.epoch, step + 1)))
 
     def leave(self) -> None:
-        """All say goodbye."""
         for rank, socket in enumerate(self._sockets):
             socket.send_multipart(wire.encode(wire.Goodbye(JOB, rank)))
             socket.close(linger=500)
 
 
 class OtherNode:
-    """Another node's daemon, as far as the leading one hears of it."""
+    """Another node's daemon, as far as the leading one sees it."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Path, endpoint: str, number: int) -> None:
         self._rank, self._number = number * RANKS_PER_NODE, number
@@ -105,20 +103,20 @@ class OtherNode:
         return self._uplinks.n_unsent
 
     def greet(self) -> None:
-        """Once a second, and hear what the leading daemon says."""
+        """To be called once a second; receives the leading daemon's messages."""
         if self._uplinks.receive():
             self.uplink.received(time.monotonic())
         self.uplink.hello(time.monotonic(), self._rank, RANKS_PER_NODE, lambda: (f"node{self._number}", Lateness()))
 
     def report(self, calls: npt.NDArray[np.void], waits: npt.NDArray[np.float64]) -> None:
-        """Forward what the ranks of this node saw; arguments as for `FirstNode.report`."""
+        """Forward the reports of this node's ranks; arguments as for `FirstNode.report`."""
         seen = calls.copy()
         seen["duration_us"] += waits[self._number % N_WAITS]
         seen["rank"] = self._rank
         self.uplink.forward(self._rank, RANKS_PER_NODE, seen)
 
     def leave(self) -> None:
-        """The ranks of this node are gone."""
+        """The ranks of this node have left."""
         self.uplink.end(self._rank)
 
 
@@ -131,7 +129,6 @@ class Job:
         self.n_calls = 0
 
     def calls(self, n: int, step: int, plan: Plan) -> tuple[npt.NDArray[np.void], npt.NDArray[np.float64]]:
-        """The next calls under a plan."""
         at = np.arange(self.n_calls, self.n_calls + n)
         self.n_calls += n
         block = np.zeros(n, OBSERVATION)

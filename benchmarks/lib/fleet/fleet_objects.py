@@ -54,10 +54,7 @@ def gains() -> npt.NDArray[np.float64]:
 
 
 def object_of(at: int, n_rows: int = ROWS_PER_OBJECT) -> Packed:
-    """What the node of this number wrote of its job.
-
-    Networks are faster or slower by 10 % from job to job.
-    """
+    """The object of the node with this number. Networks are faster or slower by 10 % from job to job."""
     fabric = at % len(FABRICS)
     block = _rows(n_rows, gains()[fabric], FABRICS[fabric], at)
     name, job = f"node{at}", np.zeros(n_rows, np.int64)

@@ -1,4 +1,4 @@
-"""Measurements as ranks make them, for what is shared between nodes."""
+"""Measurements as ranks make them, for tests of data that nodes share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FACTS: dict[str, str | int | float | bool] = {"nccl_version": 22809, "gpu": "H10
 
 
 def measured(n_steps: int = 4, *, faster: float = 0.1, level: float = 0.0, seed: int = 0) -> npt.NDArray[np.void]:
-    """What one job measured of gathers of two sizes: NCCL's own choice, and ring/ll128 in every other step."""
+    """One job's gathers of two sizes: NCCL's own choice, and ring/ll128 in every other step."""
     block = np.zeros(2 * n_steps, MEASUREMENT)
     block["n_ranks"], block["n_nodes"] = 16, 2
     block["collective"], block["phase"] = Collective.all_gather, Phase.forward_gather
@@ -34,7 +34,7 @@ def measured(n_steps: int = 4, *, faster: float = 0.1, level: float = 0.0, seed:
 
 
 def signer_of(name: str) -> Signer:
-    """The key of a node of this name: always the same one, and another's for any other name."""
+    """The key of a node: the same one for the same name."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from zerotune.tuner.fleet.signing import Signer

@@ -1,1 +1,1 @@
-"""NCCL's own library: its releases, its choices, and others' plugins in it."""
+"""NCCL's own library: its releases, its choices, and foreign plugins in it."""

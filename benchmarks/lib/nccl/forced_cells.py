@@ -1,4 +1,4 @@
-"""Plans that ask NCCL for each setting in turn, and what came of it in NCCL's own library."""
+"""Plans that ask NCCL for each setting in turn, and the settings that NCCL's own library ran."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SIZES = (1 << 16, 1 << 20, 1 << 25)
 CHANNELS = (0, 2, 16)
 """0: NCCL's own count."""
 STEP_BYTES = 1024
-"""Between the message sizes of two settings, so that each has a row, and a size, of its own."""
+"""Between the message sizes of two settings, so that each has a row and a size of its own."""
 ON_EVERY_MACHINE = {
     (algorithm, protocol)
     for algorithm in (Algorithm.ring, Algorithm.tree)
     for protocol in (Protocol.ll, Protocol.simple)
 }
-"""What 2.21, which shows no table, must have."""
+"""The cells that 2.21, which shows no table, must have."""
 CLUSTERS = {"one node": ("dgx_h100", 1, 2), "two nodes": ("dgx_h100", 2, 1), "pcie": ("pcie_l40s", 1, 2)}
 
 
@@ -43,7 +43,7 @@ def forced(version: tuple[int, ...], cluster: Cluster) -> tuple[list[PlanRow], l
 
 
 def offered(version: tuple[int, ...], answers: Sequence[Answer]) -> dict[Collective, set[catalog.Cell]]:
-    """Cells that NCCL has here, by collective: its tables say so; 2.21 shows none, and gets what every machine has."""
+    """Cells that NCCL has here, by collective, from its tables; 2.21 shows none, and gets ON_EVERY_MACHINE."""
     cells: dict[Collective, set[catalog.Cell]] = defaultdict(set)
     for answer in answers:
         cells[answer.question.collective] |= {(cell.algorithm, cell.protocol) for cell in answer.cells}

@@ -27,14 +27,13 @@ SIZES = tuple(1 << exponent for exponent in range(10, 31, 2))
 
 
 def compare(library: Path, machine: str, n_nodes: int, ranks_per_node: int) -> Iterator[Difference]:
-    """Compare a cluster."""
     with topology_file(machine) as topology:
         cluster = Cluster(topology, n_nodes, ranks_per_node)
         questions = [Question(collective, size) for collective in COLLECTIVES for size in SIZES]
         answer = ask_nccl(library, cluster, questions, search=True)
         assert answer.search is not None
         model = believed(answer.search, read_machine(topology), cluster.n_ranks, n_nodes, answer.version)
-    # NVLS is not computed but read off, so that only sizes between the two that it is read from are compared.
+    # NVLS costs are read off a table, not computed: only sizes between its two sizes are compared.
     told = with_stated_cells(answer.answers, model).stated_cells
     nvls = tuple(cell for cell in told if Algorithm[cell.algorithm] in NVLS)
     yield from differences(answer.answers, structs.replace(model, stated_cells=nvls))

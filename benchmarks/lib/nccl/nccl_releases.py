@@ -1,6 +1,6 @@
 """Releases of the official libnccl, from their wheels; `python -m benchmarks nccl_releases [--all|VERSION ...]`.
 
-They lie below ZEROTUNE_NCCL_CACHE, else the user's cache folder; nothing of them is ever part of this project.
+They lie below ZEROTUNE_NCCL_CACHE, else the user's cache folder; they are never part of this project.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Final
 from zerotune.agent.nccl.compiled import cache_folder
 
 TESTED: Final = ("2.27.7", "2.32.3")
-"""Releases of `make test`: the oldest that tells when kernels run, in common use, and the newest."""
+"""Releases of `make test`: the oldest that reports when kernels run, one in common use, and the newest."""
 ALL: Final = (
     *("2.21.5", "2.22.3", "2.23.4", "2.24.3", "2.25.1", "2.26.5", "2.27.3", "2.27.5", "2.27.7", "2.28.3", "2.28.9"),
     *("2.29.3", "2.29.7", "2.30.3", "2.30.7", "2.31.2", "2.32.3"),
 )
-"""Releases of `make test-releases`: at least one of each minor version from the oldest that has a tuner we can use."""
+"""Releases of `make test-releases`: at least one of each minor version from the oldest with a usable tuner."""
 _MEMBER: Final = "nvidia/nccl/lib/libnccl.so.2"
 
 
@@ -31,16 +31,12 @@ def cache() -> Path:
 
 
 def library_of(version: str) -> Path:
-    """Where a release's library is, or will be once it has been fetched."""
+    """The path of a release's library, fetched or not."""
     return cache() / version / "libnccl.so.2"
 
 
 def fetch(version: str) -> Path:
-    """The release's library, downloaded unless it is there.
-
-    Raises:
-        RuntimeError: the wheel cannot be had.
-    """
+    """Downloads the release's library unless it is there. Raises RuntimeError if the wheel cannot be had."""
     library = library_of(version)
     if not library.exists():
         download("cu12", version, library)
@@ -48,11 +44,7 @@ def fetch(version: str) -> Path:
 
 
 def download(cuda: str, version: str, library: Path) -> None:
-    """Take a library out of its wheel.
-
-    Raises:
-        RuntimeError: the wheel cannot be had.
-    """
+    """Take a library out of its wheel. Raises RuntimeError if the wheel cannot be had."""
     name = f"nvidia-nccl-{cuda}=={version}"
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
@@ -68,7 +60,6 @@ def download(cuda: str, version: str, library: Path) -> None:
 
 
 def main() -> None:
-    """Fetch the releases that the command line names, else those of `make test`."""
     versions = ALL if sys.argv[1:] == ["--all"] else sys.argv[1:] or TESTED
     failed = False
     if missing := [version for version in versions if not library_of(version).exists()]:

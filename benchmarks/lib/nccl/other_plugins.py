@@ -1,4 +1,4 @@
-"""Compiles plugins that stand for others': benchmarks/nccl/other_*.c. What they do is in their variables."""
+"""Compiles plugins that stand for foreign ones: benchmarks/nccl/other_*.c. Their variables control them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ FLAGS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-sha
 
 
 def other_tuner(made: Path, version: int, *flags: str) -> Path:
-    """Compile a tuner."""
     return _compiled("other_tuner.c", made, f"-DVERSION={version}", *flags)
 
 
 def other_profiler(made: Path, version: int, *flags: str) -> Path:
-    """Compile a profiler."""
     return _compiled("other_profiler.c", made, f"-DVERSION={version}", *flags)
 
 

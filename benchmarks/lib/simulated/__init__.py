@@ -1,1 +1,1 @@
-"""Training jobs on a fabric's truth, played against what decides: no process, no sleeping, seeded."""
+"""Simulated training jobs on a fabric's truth, played against a policy: no process, no sleeping, seeded."""

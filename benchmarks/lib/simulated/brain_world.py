@@ -38,15 +38,11 @@ class Call:
 
 
 def zero3_step(n_layers: int = 4, shard_bytes: int = 1 << 20, n_ranks: int = 16) -> list[Call]:
-    """The calls of one step of ZeRO stage 3.
+    """The 3 · `n_layers` calls of one ZeRO-3 step: gathers forward and backward, and reduce-scatters.
 
     Args:
-        n_layers: each is gathered forward, gathered backward and reduce-scattered.
         shard_bytes: of one layer on one rank.
         n_ranks: of the communicator.
-
-    Returns:
-        3 · `n_layers` calls, in order.
     """
     total = shard_bytes * n_ranks
     forward = [Call(Collective.all_gather, Phase.forward_gather, total)] * n_layers
@@ -73,7 +69,7 @@ class World:
     flat: bool = False
     """All settings cost the same: nothing to gain."""
     slowdown: dict[str, float] = field(default_factory=dict)
-    """Factor by collective name: what congestion does."""
+    """Factor by collective name: the effect of congestion."""
     on_its_way: list[tuple[int, Plan]] = field(default_factory=list)
     """Plans that were proposed, with the step at which they are adopted."""
     contention: float = 0.0
@@ -81,7 +77,7 @@ class World:
     fixed: Callable[[Call], Candidate] | None = None
     """Runs these settings instead of the plan's."""
     factors: dict[tuple[Call, Candidate], float] = field(default_factory=dict)
-    """By call and what is asked for: how many times as long as on the fabric it takes."""
+    """Factor over the fabric's duration, by call and requested setting."""
     view: HostView = field(default_factory=usual_view)
 
     def __post_init__(self) -> None:
@@ -145,15 +141,13 @@ class World:
             brain.adopted(later.epoch, self.step)
 
     def enqueue(self, brain: Brain, block: np.ndarray) -> None:
-        """What is told of a step's calls when they are enqueued."""
+        """Called when a step's calls are enqueued."""
 
     def tell(self, brain: Brain, block: np.ndarray, record: StepRecord) -> None:
-        """What is told once a step is enqueued: of its calls, of calls that have run, and of a step that has ended.
+        """Give the brain the calls of an enqueued step, calls that have run, and a step that has ended.
 
         Args:
-            brain: is told.
             block: measurements of the step's calls, as they will run.
-            record: of the step.
         """
         self.enqueue(brain, block)
         ran, ended = self.underway.enqueued(block, record)
@@ -163,7 +157,6 @@ class World:
             brain.step_finished(ended)
 
     def measured(self, brain: Brain, block: np.ndarray) -> None:
-        """What the ranks report of calls that have run."""
         brain.observe(block)
 
     def run_step(self) -> tuple[np.ndarray, StepRecord]:
@@ -233,7 +226,7 @@ class Unsteady(World):
 
 @dataclass
 class Varying(World):
-    """Steps that differ because of what training does, by `kind`.
+    """Steps that differ because of training itself, by `kind`.
 
     - batches: five lengths, which move fewer bytes accordingly.
     - two_lengths: computation takes once or two and a half times as long.
@@ -248,7 +241,7 @@ class Varying(World):
     """The calls of a training step with the longest batch."""
 
     def now(self) -> tuple[list[Call], float]:
-        """What the next step calls, and how long it computes (a share of `compute_us`)."""
+        """The calls of the next step, and its computation (a share of `compute_us`)."""
         chance, place = np.random.default_rng((self.seed, self.step)), self.step % 100
         if self.kind == "batches":
             share = chance.choice([1.0, 1.0, 0.7, 0.5, 0.25])
@@ -264,7 +257,7 @@ class Varying(World):
         return self.whole, computes.get(self.kind, 1.0)
 
     def _late(self, chance: np.random.Generator) -> float:
-        """What others leave of the host comes and goes within some steps."""
+        """Delays of a busy host, which come and go within some steps."""
         at = self.step // 5
         before, after = (np.random.default_rng((self.seed, 1, one)).normal(0.0, 0.2) for one in (at, at + 1))
         load = abs(before + (after - before) * (self.step % 5) / 5.0)
@@ -297,7 +290,7 @@ class NothingToGain(Unsteady):
 
 @dataclass
 class SlowForATime(World):
-    """Its network is `level` times as slow in the steps of `slow`; may keep what it measured."""
+    """Its network is `level` times as slow in the steps of `slow`; may keep its measurements."""
 
     level: float = 1.0
     slow: range = range(0)
@@ -318,27 +311,18 @@ class SlowForATime(World):
 class OverlappedWorld(World):
     """Collectives hide behind computation, each behind an equal part of it.
 
-    A collective's channels slow that part down. What takes longer than its part is waited for, and so are
-    all collectives of the phases in `waited_for`.
+    A collective's channels slow that part down. Training waits for any excess over the part, and for all collectives of
+    the phases in `waited_for`.
     """
 
     waited_for: frozenset[Phase] = frozenset()
 
     def hides_us(self) -> float:
-        """How much of a collective can hide."""
+        """The time of a collective that can hide."""
         return self.compute_us / max(1, sum(call.phase not in self.waited_for for call in self.calls))
 
     def training_us(self, phase: Phase, duration_us: float, n_channels: int) -> tuple[float, float]:
-        """What one collective costs training.
-
-        Args:
-            phase: of the collective.
-            duration_us: of the collective.
-            n_channels: that it holds.
-
-        Returns:
-            Microseconds that training waits for it, and by which it slows computation down.
-        """
+        """Microseconds that training waits for one collective, and by which it slows computation down."""
         if phase in self.waited_for:
             return duration_us, 0.0
         hidden_us = min(duration_us, self.hides_us())
@@ -357,7 +341,7 @@ class OverlappedWorld(World):
 
 @dataclass
 class SeeminglyHidden(World):
-    """Computation is said to wait for a share of what calls take, and waits for all of it; channels cost it nothing.
+    """Computation claims to wait for a share of calls' time, but waits for all of it; channels cost it nothing.
 
     So variants with fewer channels are tried, and lose.
     """
@@ -372,7 +356,7 @@ class SeeminglyHidden(World):
 
 @dataclass
 class SlowInSecret(World):
-    """What NCCL would not choose takes 1 % less in calls, and slows whole steps down where all calls run it."""
+    """Settings that NCCL would not choose take 1 % less in calls, but slow whole steps down if all calls run them."""
 
     slow: float = 0.0
     n_slow: int = 0
@@ -405,15 +389,11 @@ NINE = [
 
 
 def secretly_slow_job(calls: list[Call], slow: float, seed: int) -> SlowInSecret:
-    """A job in which the setting that is fastest by its calls is the slowest for training.
+    """A job on 8 ranks of one H100 node: the fastest setting by its calls is the slowest for training.
 
     Args:
         calls: of one step.
-        slow: by which share of a step that setting slows it down.
-        seed: of the noise.
-
-    Returns:
-        The job, on 8 ranks of one H100 node.
+        slow: the share of a step by which this setting slows it down.
     """
     place = fabric.load("h100_node").communicator(range(8))
     compute_us = 250.0 * len(calls)
@@ -421,16 +401,7 @@ def secretly_slow_job(calls: list[Call], slow: float, seed: int) -> SlowInSecret
 
 
 def make_brain(world: World, knowledge: Knowledge | None = None, settings: BrainSettings | None = None) -> Brain:
-    """A brain for a job in this world, whose clock stands still.
-
-    Args:
-        world: whose fabric is described to it.
-        knowledge: of earlier jobs; None: nothing.
-        settings: None: the defaults.
-
-    Returns:
-        The brain; it has seen nothing of the job yet.
-    """
+    """A brain for a new job in this world, whose clock stands still. `knowledge` None: of no earlier jobs."""
     settings = settings or BrainSettings()
     return (ShadowBrain if settings.shadow else Brain)(
         "job",
@@ -446,11 +417,8 @@ def play(world: World, brain: Brain, n_steps: int, *, latency_steps: int = 1, lo
     """Run the loop of steps, proposals and adoptions.
 
     Args:
-        world: the job.
-        brain: what tunes it.
-        n_steps: to run.
         latency_steps: boundaries between a plan's proposal and its adoption.
-        looks_every: steps between two questions for a plan, as the daemon asks; several where steps are short.
+        looks_every: steps between two requests for a plan, as the daemon asks; several if steps are short.
 
     Returns:
         All proposed plans, also those that are not adopted yet.
@@ -472,7 +440,7 @@ def play(world: World, brain: Brain, n_steps: int, *, latency_steps: int = 1, lo
 
 
 def decided(brain: Brain) -> Callable[[Call], Candidate]:
-    """What the brain has settled on, whatever is on trial at this moment."""
+    """The brain's settled choices, without current trials."""
     incumbents = {(s.key.collective, s.key.phase, s.key.size_class): s.incumbent for s in brain.keys}
     return lambda call: incumbents[call.collective, call.phase, size_class(call.message_bytes)]
 

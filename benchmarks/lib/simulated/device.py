@@ -1,4 +1,4 @@
-"""A device that is not there: it runs what is enqueued whenever it is told to, and has the events that torch has."""
+"""A simulated device: it runs enqueued work on request, and has the events of torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Device:
         self._n_steps += 1
 
     def run(self, n_left: int = 0) -> None:
-        """Run what is enqueued, but for the last steps."""
+        """Run the enqueued steps, except the last `n_left`."""
         while self._queue and (self._n_steps > n_left or isinstance(self._queue[0], DeviceEvent)):
             one = self._queue.popleft()
             if isinstance(one, DeviceEvent):
@@ -53,13 +53,13 @@ class Device:
         return DeviceEvent(self)
 
     def recorded(self, event: DeviceEvent) -> None:
-        """It comes when all that is enqueued has run."""
+        """The event happens once all enqueued work has run."""
         self._queue.append(event)
         self.run(self._n_steps)
 
 
 class DeviceEvent:
-    """What `torch.cuda.Event` has."""
+    """The interface of `torch.cuda.Event`."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""What earlier jobs left of some settings: by that, a simulated job begins with them instead of waiting for them."""
+"""Statistics of earlier jobs, so that a simulated job begins with some settings instead of waiting for them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ Gains = Mapping[tuple[Call, Candidate], float]
 
 
 def key_of(world: World, call: Call) -> DecisionKey:
-    """The key under which a job's brain knows a call."""
+    """The key of a call in a job's brain."""
     return DecisionKey(world.communicator, call.collective, call.phase, size_class(call.message_bytes))
 
 
 def lines(world: World, gains: Gains, count: int = 100, doubt: float = 0.0) -> list[CandidateStatistics]:
-    """Statistics in which settings take that much less time than NCCL's own choice takes here.
+    """Statistics in which settings take less time than NCCL's own choice, by the given gains.
 
     Args:
-        world: the job to come.
-        gains: of the settings.
         count: calls of each that were measured.
-        doubt: share of each gain by which it may be off.
+        doubt: relative error of each gain.
 
     Returns:
         A line for each setting, and for NCCL's own choice at each call.
@@ -51,17 +49,13 @@ def lines(world: World, gains: Gains, count: int = 100, doubt: float = 0.0) -> l
 
 
 def knowledge(world: World, *, proven: Gains = {}, provisional: Gains = {}, promising: Gains = {}) -> Knowledge:  # noqa: B006
-    """What a job's brain begins with.
+    """The knowledge that a job's brain begins with.
 
     Args:
-        world: the job to come.
         proven: gains that are beyond doubt: these settings run from the first plan on, and become
             incumbents once they are verified.
         provisional: settings that are probably faster: they run from the beginning.
         promising: settings of which so little is known that they are tried first.
-
-    Returns:
-        The knowledge.
     """
     known = [*lines(world, proven), *lines(world, promising, count=3)]
     unsure = lines(world, provisional, doubt=0.5)
@@ -69,7 +63,7 @@ def knowledge(world: World, *, proven: Gains = {}, provisional: Gains = {}, prom
 
 
 class OnlyThese(CostPrior):
-    """NCCL's costs where it offers some settings only."""
+    """NCCL's costs, with some settings only."""
 
     def __init__(self, facts: Mapping[str, str | int | float | bool], *settings: Candidate) -> None:
         super().__init__(facts)
@@ -87,15 +81,9 @@ class OnlyThese(CostPrior):
 
 
 def offer_only(world: World, brain: Brain, *settings: Candidate) -> OnlyThese:
-    """Let a brain that has seen nothing yet choose among some settings only.
+    """Restrict a new brain's choice to NCCL's own and `settings`, in all collectives for which they are possible.
 
-    Args:
-        world: its job.
-        brain: to be told.
-        settings: beside NCCL's own choice, in all collectives for which they are possible.
-
-    Returns:
-        What is offered, to be changed later.
+    The returned object may change the settings later.
     """
     offers = OnlyThese({**world.fabric.describe(), "emulated": world.fabric_name}, *settings)
     brain.restrict(offers)

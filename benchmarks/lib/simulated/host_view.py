@@ -1,8 +1,8 @@
 """A job as its host sees it: how far the device is behind, whether exposure is known, and which clock times steps.
 
-While calls of step k are enqueued, the device is at step k - `host_ahead`. So what was measured of a step arrives that
-many steps later. Where the host's clock times steps, step k gets the duration of step k - `host_ahead`, which is what
-the host waits for: a full launch queue lets it go on whenever a step of the device ends.
+While calls of step k are enqueued, the device is at step k - `host_ahead`. So measurements arrive that many steps
+later. If the host's clock times steps, step k gets the duration of step k - `host_ahead`: a full launch queue holds the
+host until a step of the device ends.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from zerotune.store.records import StepRecord
 MOST_AHEAD: Final = 4
 """Steps: launch queues hold about a thousand kernels, and graphs make a step few of them."""
 LAUNCH_SHARE: Final = 0.1
-"""What enqueuing a step takes as long as nothing holds the host up, as a share of the device's time for it."""
+"""Time to enqueue a step on a free queue, as a share of the device's time for it."""
 
 
 class HostView(NamedTuple):
-    """How a job looks to the agent."""
+    """The agent's view of a job."""
 
     host_ahead: int = 0
     """Steps."""
@@ -36,25 +36,18 @@ class HostView(NamedTuple):
 
 IN_LOCKSTEP: Final = HostView()
 AS_A_GPU_TELLS: Final = HostView(3, is_exposure_known=False)
-"""Steps later, and nothing of what computation waits for."""
+"""Three steps late, without exposure."""
 _usual: ContextVar[HostView] = ContextVar("view", default=IN_LOCKSTEP)
 
 
 def usual_view() -> HostView:
-    """How jobs are seen unless something else is said of them."""
+    """The view of jobs unless `seen_as` sets another."""
     return _usual.get()
 
 
 @contextmanager
 def seen_as(view: HostView) -> Iterator[None]:
-    """Jobs that are made inside are seen like that.
-
-    Args:
-        view: how.
-
-    Yields:
-        Nothing.
-    """
+    """Jobs that are made inside have this view."""
     token = _usual.set(view)
     try:
         yield
@@ -77,7 +70,7 @@ class Underway:
             record: of the step, as it will run.
 
         Returns:
-            Measurements of the calls that have run by now, and the step that is told of now; None: none yet.
+            Measurements of the calls that have run by now, and the step that is reported now; None: none yet.
         """
         view = self._view
         if not view.is_exposure_known:

@@ -11,7 +11,7 @@ from zerotune.store.records import Algorithm, StepRecord
 
 
 class OutOfMemory(Exception):
-    """What the device says."""
+    """The device is out of memory."""
 
 
 @dataclass
