@@ -1,1 +1,1 @@
-"""What the policy gains, loses and risks."""
+"""The gains, losses and risks of the policy."""

@@ -1,10 +1,9 @@
 """What must not go wrong, in figures: guard, regimes, shared noise, budget, warm start.
 
-    python -m benchmarks brain_safety [--quick] [--json]
+python -m benchmarks brain_safety [--quick] [--json]
 
-The brain plays whole jobs on shipped fabrics with seeded noise, no process and no sleeping: the same figures on any
-machine. It is told what a GPU tells: three steps later, and nothing of what computation waits for. The guard and the
-change detector are also fed pure noise, for their false alarms.
+The brain plays whole jobs on shipped fabrics with seeded noise, so that figures are the same on any machine. It gets a
+GPU's data: three steps late, without exposure. The guard and the change detector also get pure noise, for false alarms.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from zerotune.tuner.learning.policy.change_detection import ChangeDetector, Fini
 from zerotune.tuner.modeling import trainer
 
 IN_TURNS = "compared in turns"
-"""In the reason of what is withdrawn for the time of steps."""
+"""In the reason of a withdrawal because of step times."""
 GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
 
 
@@ -61,7 +60,7 @@ class SlowPromotion(NamedTuple):
     delay: float | None
     """Steps with the slow one from its promotion until it is withdrawn, 120 if it never is; None: never promoted."""
     n_slow: int
-    """Slow steps in all, those of its trials, too."""
+    """All slow steps, including trials."""
     is_innocent_withdrawn: bool
     """The good one was withdrawn, if only for a time."""
     is_good_kept: bool
@@ -69,15 +68,7 @@ class SlowPromotion(NamedTuple):
 
 
 def slow_promotion(seed: int, step_noise: float) -> SlowPromotion:
-    """Play one job of 120 steps.
-
-    Args:
-        seed: of the noise.
-        step_noise: by which steps scatter (log).
-
-    Returns:
-        What became of the two promotions.
-    """
+    """Play one job of 120 steps; `step_noise` is the spread (log) of steps."""
     world = World(
         "ethernet_boxes",
         fabric.load("ethernet_boxes").communicator(range(16)),
@@ -108,10 +99,7 @@ def slow_promotion(seed: int, step_noise: float) -> SlowPromotion:
 
 
 def guard_in_a_job(n_runs: int, step_noise: float) -> Iterator[Result]:
-    """Two promotions come together, one of them slows steps down by 2 %: after how many steps with it that one is
-    withdrawn if it was promoted at all, slow steps in all (those of its trials, too), whether the good one is ever
-    withdrawn, and whether it is there in the end.
-    """
+    """Two promotions come together, one of them slows steps down by 2 %."""
     noise = f"at_{100 * step_noise:g}_percent_noise"
     jobs = [slow_promotion(seed, step_noise) for seed in range(n_runs)]
     delays = [job.delay for job in jobs if job.delay is not None] or [math.nan]
@@ -126,7 +114,7 @@ def guard_in_a_job(n_runs: int, step_noise: float) -> Iterator[Result]:
 
 
 def decided_us(world: World, brain: Brain) -> np.ndarray:
-    """True microseconds of what is decided for each call."""
+    """True microseconds of the decided setting of each call."""
     setting_of = decided(brain)
     return np.array([world.truth(call, setting_of(call))[0] for call in world.calls])
 
@@ -192,15 +180,13 @@ def regimes(n_runs: int, n_calls: int) -> Iterator[Result]:
         play(world, brain, 40)
         world.slowdown = {}
         play(world, brain, 12)
-        # What has been found since may have replaced something; nothing may be lost.
+        # A later find may have replaced something; nothing may be lost.
         back += int(brain.regime == 0 and bool(np.all(decided_us(world, brain) <= before_us)))
     yield Result("old_regime_recognised_within_12_steps", 100 * back / n_runs, "% of runs")
 
 
 def shared_noise(n_runs: int, n_steps: int) -> Iterator[Result]:
-    """Noise that neighbouring steps share: keys that it gets promoted where all settings take the same, and what is
-    lost where all others are slower.
-    """
+    """Noise that neighbouring steps share: false promotions among equal settings, and losses among slower ones."""
     for kind in ("", "weather", "congestion", "bursts"):
         n_promoted = n_keys = 0
         for seed in range(n_runs):
@@ -218,7 +204,7 @@ def shared_noise(n_runs: int, n_steps: int) -> Iterator[Result]:
 
 
 def lost_where_nothing_is_to_gain(n_runs: int, n_steps: int, kind: str = "") -> float:
-    """What exploring costs (percent of steps) where all but NCCL's own choice is slower, under noise of this kind."""
+    """Exploration cost (percent of steps) if all but NCCL's own choice is slower, under noise of this kind."""
     lost_us = all_us = 0.0
     for seed in range(n_runs):
         calls = zero_calls((18, 21, 24))
@@ -235,9 +221,9 @@ def lost_where_nothing_is_to_gain(n_runs: int, n_steps: int, kind: str = "") -> 
 
 
 def secretly_slow(n_runs: int, n_alike: int) -> Iterator[Result]:
-    """Jobs in which everything but NCCL's choice takes 1 % less in calls and makes steps slower: what 1,200 steps lose
-    by that, and how many run slower. With one key, and with nine that add as much in all. Of those in which no step is
-    slower `n_alike` are played: false alarms are seldom.
+    """Jobs in which every setting but NCCL's choice takes 1 % less in calls and makes steps slower.
+
+    With one key, and with nine that add as much in all. `n_alike` jobs have no slower step: false alarms are rare.
     """
     n_steps = 1200
     for name, calls, slowdowns in (("one_key", ALONE, (0.5, 0.1, 0.03, 0.0)), ("nine_keys", NINE, (0.1, 0.03, 0.0))):
@@ -261,7 +247,7 @@ def secretly_slow(n_runs: int, n_alike: int) -> Iterator[Result]:
 
 
 def warm_start() -> Iterator[Result]:
-    """Explored calls of the first, second and third job on one fabric, and what share of the gain each ends with."""
+    """Explored calls of the first, second and third job on one fabric, and the share of the gain at the end of each."""
     for name in ("ethernet_boxes", "h100_node"):
         machine = fabric.load(name)
         place = machine.communicator(range(min(16, machine.max_ranks)))

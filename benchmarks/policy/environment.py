@@ -1,25 +1,10 @@
 """What tuning a job's environment brings and costs, on sequences of twelve jobs on one machine.
 
-    python -m benchmarks environment [--data DIR] [--machines N] [--sealed] [--quick] [--json]
+python -m benchmarks environment [--data DIR] [--machines N] [--sealed] [--quick] [--json]
 
-Machines are random ones that are like recorded ones (`environment_family`), and every grid below `--data`: tables with
-a column `environment` (empty: the usual one) or, if there is none, what `policy_regret --data` reads, with each forced
-setting as an environment.
-Each is played with what there is to gain, and with nothing to gain. A step is computation and the exposed share of its
-calls. Figures, over sequences:
-
-    best_in_hindsight_share_after_12_jobs   gain of what is kept after twelve jobs, over that of the best environment
-    time_lost_share       by which trials took longer than usual, of the usual time of all jobs
-    net_time_saved        of the usual time of all jobs, with what is lost
-    false_change_share    sequences with nothing to gain in which something was kept at any time
-    jobs_lost             under an environment under which one had failed before, a sequence
-    first_failures        jobs that failed under an environment that nobody had tried, which none can foresee
-
-    false_change_share_alike  the same where all environments take as long as the usual one
-
-Never to change has 0 of all. `@all_once` (every environment once, then the fastest) and `@best` (in hindsight) are what
-else one could do; `@book` is ours if a fleet's book knows calls of other jobs on the same hardware.
-`--sealed` plays seeds that nothing was chosen on.
+Machines come from `environment_family` and the grids below DIR; `--sealed` plays seeds that nothing was chosen on.
+Figures are over sequences. `first_failures`: jobs that fail under an environment that nobody had tried. `..._alike`:
+all environments are equal. `@all_once` tries each once, `@best` is in hindsight, `@book` has a book of other jobs.
 """
 
 from __future__ import annotations
@@ -44,7 +29,7 @@ N_MACHINES: Final = 400
 N_QUICK: Final = 60
 SEALED_FROM: Final = 540_000
 LEAST_GAIN: Final = 0.01
-"""Of a step: with less to gain a machine says nothing of the share that is reached."""
+"""Of a step: with less to gain, the share that is reached says nothing."""
 TAIL_FREEDOM: Final = 4.0
 
 Policy = Callable[[Sequence[JobResult], Sequence[Candidate]], str]
@@ -66,13 +51,7 @@ class Played:
 
 
 def play(machine: Machine, policy: Policy, keeps: Keeps, seed: int) -> Played:
-    """Twelve jobs of a policy.
-
-    Args:
-        policy: says what the next job runs under.
-        keeps: says what is kept for good.
-        seed: of the jobs.
-    """
+    """Twelve jobs; `policy` names the environment of the next job, and `keeps` the one that is kept for good."""
     rng = np.random.default_rng([seed, 55])
     candidates = [_candidate(at) for at in range(len(machine.ratios))]
     places = {str(one): at for at, one in enumerate(candidates)}
@@ -111,13 +90,13 @@ def all_once(history: Sequence[JobResult], candidates: Sequence[Candidate]) -> s
 
 
 def fastest(history: Sequence[JobResult]) -> str:
-    """What ran fastest in one job."""
+    """The environment of the fastest job."""
     found = [(one.step_us, one.change) for one in history if one.step_us is not None]
     return min(found)[1] if found else USUAL
 
 
 def with_book(machine: Machine) -> Policy:
-    """The same, where a book knows the machine's calls."""
+    """Our policy, with a book that has the machine's calls."""
     elsewhere = {str(_candidate(at)).lower(): one for at, one in enumerate(machine.elsewhere)}
     return lambda history, candidates: next_job(history, candidates, elsewhere=elsewhere).change
 
@@ -132,7 +111,6 @@ def ours(history: Sequence[JobResult], candidates: Sequence[Candidate]) -> str:
 
 
 def figures(machines: Sequence[Machine], prefix: str = "") -> Iterator[Result]:
-    """All figures of these machines."""
     policies: dict[str, Policy | None] = {"": ours, "@all_once": all_once, "@book": None}
     for name, policy in policies.items():
         keeps = fastest if name == "@all_once" else kept

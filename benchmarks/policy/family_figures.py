@@ -1,7 +1,7 @@
-"""What policies do on a family of machines that they never saw: `python -m benchmarks policy_regret --family`.
+"""Results of policies on a family of machines that they never saw: `python -m benchmarks policy_regret --family`.
 
 Each machine is judged by jobs of 200 steps that begin with nothing, and by jobs that follow another one; every second
-machine by one of 2,000 steps, too. All are told what a GPU tells: late, and never what computation waits for.
+machine by one of 2,000 steps, too. All get a GPU's data: late and without exposure.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from zerotune.tuner.learning.knowledge import Knowledge
 Floats = NDArray[np.float64]
 
 POLICY_RELEASE: Final = 1
-"""Of the policy, as far as the sealed seeds are concerned: raised by one in the change that records a look at them."""
+"""Of the policy, for the sealed seeds: raised by one in the change that records a run on them."""
 N_MACHINES: Final = 48
 FIRST_SEED: Final = 1000
 """Of the machines that anybody may look at."""
 SEALED_FAMILY_SEEDS: Final = range(800_000 + 1000 * POLICY_RELEASE, 801_000 + 1000 * POLICY_RELEASE)
-"""Of machines that a release of the policy is judged on once. Then they are retired: the next one has others."""
+"""Of machines that judge a release of the policy once, and are then retired."""
 LONG_EVERY: Final = 2
-"""Machines: one in so many plays a job of `LONG_CALLS`, too."""
+"""One machine in so many plays a job of `LONG_CALLS`, too."""
 LONG_CALLS: Final = 2000
 LOOKED_AT_WITHIN: Final = 1000
-"""Calls of a key within which something must have been looked at, if there is `LEAST_GAIN` to gain at it."""
+"""Calls of a key within which a setting must have been tried, if it has `LEAST_GAIN` to gain."""
 QUICK_MOST_KEYS: Final = 12
 QUICK_S: Final = 40.0
-"""With --quick, keys of a machine at most, and when those that are not judged yet are left out."""
+"""With --quick: most keys of a machine, and the time after which unjudged machines are left out."""
 COLD, LATER, LONG = "cold", "warm", "2000"
 THOMPSON: Final = (Thompson.name, BoundedThompson.name)
 
@@ -61,12 +61,12 @@ class Played(NamedTuple):
 
 @dataclass(frozen=True)
 class Judged:
-    """What policies did on one machine."""
+    """Results of policies on one machine."""
 
     gain: float
-    """That the best settings have over NCCL's own choices, as a share of calls' time."""
+    """Gain of the best settings over NCCL's own choices, as a share of calls' time."""
     jobs: Mapping[str, Sequence[Played]]
-    """Of ours from nothing (`cold`, `2000`) and after each kind of past; of each peer, all by name."""
+    """Ours from nothing (`cold`, `2000`) and after each kind of past; of each peer, all by name."""
     loss_where_nccl_is_best: Mapping[str, float]
     """By policy, and `2000` of ours: share by which calls took longer."""
     keys_with_gain: int = 0
@@ -75,17 +75,17 @@ class Judged:
 
     @property
     def is_promising(self) -> bool:
-        """Whether there is enough to gain that reaching it says something."""
+        """There is enough to gain for the reached share to mean something."""
         return self.gain >= LEAST_GAIN
 
 
 def times_us(problems: Sequence[Problem], arms: NDArray[np.int64]) -> Floats:
-    """What the chosen settings truly take, of the shape of `arms` (n_keys, n_calls)."""
+    """True times of the chosen settings, in the shape of `arms` (n_keys, n_calls)."""
     return np.array([np.array(problem.truth_us)[arms[key]] for key, problem in enumerate(problems)])
 
 
 def played(problems: Sequence[Problem], arms: NDArray[np.int64]) -> Played:
-    """What one job gained, whose settings are `arms` (n_keys, n_calls)."""
+    """The gain of one job whose settings are `arms` (n_keys, n_calls)."""
     default_us = sum(problem.truth_us[0] for problem in problems)
     attainable_us = default_us - sum(min(problem.truth_us) for problem in problems)
     saved_us = default_us - times_us(problems, arms).sum(axis=0)
@@ -93,22 +93,13 @@ def played(problems: Sequence[Problem], arms: NDArray[np.int64]) -> Played:
 
 
 def never_looked_at(problems: Sequence[Problem], arms: NDArray[np.int64]) -> tuple[int, int]:
-    """How many keys have something to gain, and at how many of these nothing but NCCL's own choice ran for long."""
+    """The number of keys with something to gain, and of those that ran only NCCL's own choice for long."""
     gains = np.array([1.0 - min(problem.truth_us) / problem.truth_us[0] for problem in problems]) >= LEAST_GAIN
     return int(gains.sum()), int((gains & (arms[:, :LOOKED_AT_WITHIN] == 0).all(axis=1)).sum())
 
 
 def judged(machine: Machine, *, is_long: bool, is_quick: bool = False) -> Judged:
-    """Play all jobs on one machine.
-
-    Args:
-        machine: with its states.
-        is_long: play `LONG_CALLS`, too.
-        is_quick: one job from nothing instead of two.
-
-    Returns:
-        What came of them.
-    """
+    """Play all jobs on one machine; `is_long`: `LONG_CALLS`, too; `is_quick`: one job from nothing instead of two."""
     problems, best = machine.problems, machine.with_nothing_to_gain()
 
     def ours(keys: Sequence[Problem], seed: int, n_calls: int, known: Knowledge) -> tuple[Ours, NDArray[np.int64]]:
@@ -142,7 +133,7 @@ def judged(machine: Machine, *, is_long: bool, is_quick: bool = False) -> Judged
 
 
 def _pasts(machine: Machine, earlier: Ours, play_on: Callable[[list[Problem]], Ours]) -> Iterator[tuple[str, Floats]]:
-    """Names of what may have gone before, and what it measured."""
+    """Names of possible earlier jobs, and their measurements."""
     blocks = earlier.measured[:JUDGED_CALLS]
     yield LATER, np.concatenate(blocks)
     promoted = min((one.epoch for one in earlier.brain.decisions() if one.kind == "promote"), default=None)
@@ -154,26 +145,19 @@ def _pasts(machine: Machine, earlier: Ours, play_on: Callable[[list[Problem]], O
 
 
 def family_peers(problems: Sequence[Problem], rng: np.random.Generator) -> list[Default]:
-    """What ours is compared with."""
+    """The policies that ours is compared with."""
     return [Thompson(problems, rng), BoundedThompson(problems, rng)]
 
 
 def recorded_machine(data: DataSet) -> Machine:
-    """A recording as a machine of which nothing but its keys is known; lag and looks follow from its name."""
+    """A recording as a machine of which only the keys are known; lag and looks follow from its name."""
     chance = zlib.crc32(data.name.encode())
     view = HostView(chance % 4, is_exposure_known=False)
     return Machine(data.name, data.problems, [], [], view, 1 + chance // 4 % 4, COMPUTE_NOISE)
 
 
 def together(found: Sequence[Judged]) -> Iterator[Result]:
-    """The figures of all machines.
-
-    Args:
-        found: of each.
-
-    Yields:
-        Shares of machines, and of time.
-    """
+    """Shares of machines, and of time."""
     yield Result("machines", len(found), "machines")
     yield Result("machines_with_gain", sum(one.is_promising for one in found), "machines")
     for kind, target in (COLD, ">= 0.75"), (LATER, ">= 0.9"), (LONG, ">= 0.95"):
@@ -209,24 +193,16 @@ def together(found: Sequence[Judged]) -> Iterator[Result]:
 
 
 def warm_minus_cold(one: Judged, past: str) -> float:
-    """By how much steps after that past took longer than steps from nothing, in percent of a step's time.
+    """Extra time of steps after that past over steps from nothing, in percent of a step's time.
 
-    Of several jobs of either kind the means are compared: what chance did in one says nothing of the past.
+    Means over several jobs are compared, since a single job depends on chance.
     """
     saved = {name: _mean([job.saved for job in one.jobs[name]]) for name in (COLD, past)}
     return 100.0 * COMM_SHARE_OF_STEP * (saved[COLD] - saved[past])
 
 
 def sealed_gap(tuned: Sequence[Judged], sealed: Sequence[Judged]) -> Iterator[Result]:
-    """How much more often 95 % is reached where the policy was tuned, over the three kinds of jobs.
-
-    Args:
-        tuned: machines that were looked at.
-        sealed: those that were not.
-
-    Yields:
-        The gap, and its standard error.
-    """
+    """How much more often 95 % is reached on `tuned` machines, over the three kinds of jobs; and its standard error."""
     gaps, variances = [], []
     for kind in (COLD, LATER, LONG):
         here, there = ([float(one) for one in _reached(found, kind)] for found in (tuned, sealed))
@@ -246,15 +222,11 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def judge_family(machines: Sequence[Machine], *, is_quick: bool, until_s: float) -> list[Judged]:
-    """Judge machines in as many processes as there are cores, the largest first.
+    """Judge machines in as many processes as there are cores, the largest first; results come in any order.
 
     Args:
-        machines: of the family, or recorded ones.
         is_quick: only machines of few keys, the smallest first.
-        until_s: what is not judged by then (`time.monotonic`) is left out.
-
-    Returns:
-        What policies did there, in any order.
+        until_s: machines that are not judged by then (`time.monotonic`) are left out.
     """
     sizes = {machine.name: len(machine.problems) for machine in machines}
     chosen = sorted(machines, key=lambda machine: sizes[machine.name], reverse=not is_quick)
@@ -277,7 +249,7 @@ def _until(judging: IMapIterator[Judged], until_s: float) -> Iterator[Judged]:
 
 
 def _end_quietly() -> None:
-    """An interrupt is for the process that waits; it ends the others."""
+    """Only the parent handles an interrupt; it ends the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -293,12 +265,9 @@ def family_results(
     """All figures of the family, and of recordings beside it.
 
     Args:
-        recordings: gives those that are kept aside, or the others.
+        recordings: for True those that are kept aside, for False the others.
         is_quick: few small machines, within 60 s.
-        with_sealed: on what is kept aside, too.
-
-    Yields:
-        What policies did there, and how much worse it went where nobody tuned.
+        with_sealed: on data that are kept aside, too.
     """
     sides = {"": range(FIRST_SEED, FIRST_SEED + N_MACHINES), "sealed_": SEALED_FAMILY_SEEDS[:N_MACHINES]}
     started_s = time.monotonic()

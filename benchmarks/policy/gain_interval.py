@@ -1,12 +1,10 @@
 """Whether what is said of a job's gain is true: intervals held against simulated jobs whose gain is known.
 
-    python -m benchmarks gain_interval [--jobs N] [--quick] [--json]
+python -m benchmarks gain_interval [--jobs N] [--quick] [--json]
 
-Jobs have 100 to 5,000 steps, noise of 0.3 to 6 % with heavy tails, which neighbouring steps may share, and by chance
-drift, other paces, checkpoints, bursts, and a host that is busy for 1,000 steps. Their true gain is -2 to 30 %; one job
-of three has none. Control windows come by the module that decides on them in a real job, and the comparison is the one
-that `zerotune jobs` and the line at a job's end make. Claims are counted over jobs without a gain, coverage over all of
-which something is told; costs over those with a gain, apart for short jobs, whose first windows are never paid for.
+Jobs have 100 to 5,000 steps, heavy-tailed noise of 0.3 to 6 %, disturbances by chance, and a gain of -2 to 30 %; a
+third has none. Claims are counted over jobs without a gain, coverage over all jobs with a figure, costs over jobs with
+a gain. Costs of `short` jobs stand apart: their first windows are never repaid.
 """
 
 from __future__ import annotations
@@ -27,24 +25,24 @@ from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS
 N_JOBS = 2400
 N_QUICK = 400
 SHARE = 0.001
-"""Of step time, what control windows may lose: as the daemon has it."""
+"""Most of step time that control windows may lose, as in the daemon."""
 GAINS = (-0.02, -0.01, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 REPAID = 2500
-"""In jobs of so many steps most have paid for their first windows; with 30 % to gain that takes 3,600."""
+"""Jobs of so many steps have mostly repaid their first windows; with 30 % to gain it takes 3,600."""
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One job: its gain, what was told of it, after how many steps, and what telling took."""
+    """One job: its gain, its interval, the steps until a figure, and the cost of the figure."""
 
     gain: float
     low: float
     high: float
-    """Infinite where nothing was told."""
+    """Infinite if there was no figure."""
     first_figure: float
-    """Steps after something came into force; infinite where nothing was told."""
+    """Steps after a setting came into force; infinite if there was no figure."""
     n_steps: int
     cost_share: float
     """Of step time."""
@@ -83,7 +81,6 @@ def noise(chance: np.random.Generator, n_steps: int) -> Floats:
 
 
 def job(seed: int) -> Judged:
-    """Play one job."""
     chance = np.random.default_rng(seed)
     n_steps = round(math.exp(chance.uniform(math.log(100), math.log(5000))))
     gain = 0.0 if chance.random() < 1 / 3 else float(chance.choice(GAINS))
@@ -117,7 +114,6 @@ def job(seed: int) -> Judged:
 
 
 def figures(judged: list[Judged]) -> list[Result]:
-    """What the jobs say together."""
     told = [one for one in judged if one.is_told]
     none = [one for one in told if one.gain == 0.0]
     late = [one.first_figure for one in judged if one.n_steps >= 250]

@@ -1,28 +1,11 @@
 """How much the policy loses against the best setting.
 
-    python -m benchmarks policy_regret [--data DIR [--sealed]] [--quick] [--json]
-    python -m benchmarks policy_regret --family [--sealed] [--data DIR] [--quick] [--json]
+python -m benchmarks policy_regret [--family] [--data DIR] [--sealed] [--quick] [--json]
 
-Data sets: every shipped fabric, or with `--data` every grid below DIR that somebody measured; each also with nothing to
-gain (A/A, NCCL best). A training step makes one call per key; with NCCL's own choices communication is 30 % of it.
-Computation takes as long whatever the communication takes, but for 1 % noise. Ours is asked for a plan after each step;
-it is adopted at the next. Figures, per data set, of a job that begins with nothing (`ours_cold`) and of a later one
-(`ours_warm`):
-
-    regret_mean, regret_worst       of the last quarter of the calls, over keys
-    loss_vs_default_worst           of all calls' time against NCCL's default; 0 when there was a gain
-    worst_key_loss                  the same of the key that lost most
-    calls_to_95_percent_gain        per key with more than 1 % to gain, median: from then on nine in ten calls have it
-    calls_to_95_percent_of_all_gain from then on the calls of all keys together have 95 % of what can be saved
-    calls_to_tell_two_settings_apart a floor of the calls per key: those of two settings whose names are known, median
-    loss_where_nccl_is_best         ours, had NCCL's own choice been 3 % faster at every key than anything else
-    budget_spent                    exploration in percent of training time, as the policy accounts for it
-
-Recordings are also judged together: `recorded_*`, `budget_worst_window`. One in three of them is kept aside: `--sealed`
-judges on those, too, with `sealed_` before each figure; that is done once per release of the policy.
-
-`--family` judges on random machines that are like recorded ones instead, by pairs of jobs (`family_figures`); of a
-`--data` folder its figures are `recorded_`. It takes about ten minutes on two cores, and as long again if `--sealed`.
+Data: shipped fabrics, or grids below DIR, or with `--family` random machines; `sealed_`: data that nothing was tuned
+on, to be judged once per release. `ours_cold` begins with nothing, `ours_warm` after another job. `regret` is that of
+the last quarter of the calls. `calls_to_95_percent_gain`: per key, until nine in ten calls have it; `..._of_all_gain`:
+all keys.
 """
 
 from __future__ import annotations
@@ -49,20 +32,16 @@ ONE_IN_TEN_WRONG = 1.282
 QUICK_S = 45
 """With --quick no data set is begun after so many seconds."""
 BEST_BY = 0.97
-"""What NCCL's own choice takes of the time of the best other setting, where nothing is to be gained."""
+"""Time of NCCL's own choice over the best other setting's, if nothing is to be gained."""
 
 
 def judge(name: str, problems: Sequence[Problem], policies: Sequence[Ours], arms: np.ndarray) -> Iterator[Result]:
     """The figures of jobs on one data set.
 
     Args:
-        name: of the data set.
         problems: keys with true times.
         policies: that have played.
-        arms: what `play` returned, shape (n_policies, n_keys, n_calls).
-
-    Yields:
-        Regret, losses, and calls until the gain.
+        arms: the result of `play`, shape (n_policies, n_keys, n_calls).
     """
     n_calls = arms.shape[2]
     for at, policy in enumerate(policies):
@@ -101,8 +80,9 @@ def judge(name: str, problems: Sequence[Problem], policies: Sequence[Ours], arms
 
 
 def least_calls(data: DataSet) -> Iterator[Result]:
-    """What a test would need that was told which two settings to compare: the best, and the best of those without
-    95 % of the gain; one in ten wrong. Half of the keys with something to gain need no more.
+    """Calls of a test that knows which two settings to compare: the best, and the best without 95 % of the gain.
+
+    One in ten is wrong. Half of the keys with something to gain need no more.
     """
     needed = []
     for problem in data.problems:
@@ -116,21 +96,17 @@ def least_calls(data: DataSet) -> Iterator[Result]:
 
 
 def recordings(folder: Path | None, sealed: bool) -> Iterator[DataSet]:
-    """Grids that somebody measured, those that are kept aside or the others."""
+    """Published grids: those that are kept aside, or the others."""
     if folder is not None:
         yield from (one for one in of_folder(folder) if is_kept_aside(one.name) == sealed)
 
 
 def false_promotions(data: DataSet, n_calls: int, n_rounds: int) -> tuple[int, int]:
-    """How many keys are promoted where every candidate takes as long as NCCL's choice.
+    """Keys of all rounds, and the number of those promoted although every candidate takes as long as NCCL's choice.
 
     Args:
-        data: the fabric's keys.
         n_calls: per key.
         n_rounds: of noise.
-
-    Returns:
-        Keys of all rounds, and how many of them were promoted.
     """
     flat = [
         Problem(p.key, p.message_bytes, p.candidates, p.ran_by_default, (p.truth_us[0],) * len(p.truth_us), p.noise)
@@ -146,7 +122,7 @@ def false_promotions(data: DataSet, n_calls: int, n_rounds: int) -> tuple[int, i
 
 
 def where_nccl_is_best(problems: Sequence[Problem]) -> list[Problem]:
-    """These keys with nothing to be gained: everything takes longer than NCCL's own choice."""
+    """These keys, but every other setting takes longer than NCCL's own choice."""
     return [
         replace(one, truth_us=(BEST_BY * min(one.truth_us[1:], default=one.truth_us[0]), *one.truth_us[1:]))
         for one in problems
@@ -154,16 +130,7 @@ def where_nccl_is_best(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def loss_where_nccl_is_best(data: DataSet, n_calls: int, seed: int) -> Iterator[Result]:
-    """What exploration costs where nothing pays it back.
-
-    Args:
-        data: the fabric's keys.
-        n_calls: per key.
-        seed: of the noise.
-
-    Yields:
-        The loss, and the budget that was spent.
-    """
+    """The loss of exploration that cannot pay, and the budget that was spent; `n_calls` is per key."""
     problems = where_nccl_is_best(data.problems)
     ours = Ours("ours_cold", problems, data.facts, Knowledge())
     arms = play(problems, [ours], n_calls, seed)
@@ -185,16 +152,13 @@ def judge_recordings(folder: Path, *, sealed: bool) -> Iterator[Recorded]:
 
 
 def judge_all(folder: Path | None, *, is_quick: bool, sealed: bool, until_s: float) -> Iterator[Result]:
-    """All figures.
+    """The figures of each data set, then those of all recordings and of all keys together.
 
     Args:
         folder: of recordings; None: shipped fabrics.
         is_quick: fewer sizes and calls.
         sealed: on recordings that are kept aside, or on the others.
         until_s: no data set is begun after that (`time.monotonic`).
-
-    Yields:
-        The figures of each data set, then those of all recordings and of all keys together.
     """
     n_calls, n_keys, n_promoted = 100 if is_quick else 200, 0, 0
     for data in shipped(0.5 if is_quick else 1.0) if folder is None else recordings(folder, sealed):

@@ -1,11 +1,10 @@
 """How large the policy is: modules, lines and named constants of all that decides.
 
-    python -m benchmarks policy_size [--json]
+python -m benchmarks policy_size [--json]
 
-Counted is everything below tuner/learning but `explaining`, which writes decisions down and tells them: choice, guard,
-change detection, and what joins them. A named constant is a name in capitals that a module or a class sets to something
-with a number in it; fields of BrainSettings and Kernel count, too. Of the lines, all of which count against the aim,
-`policy_code_lines` are what is left without docstrings, comments and blank ones.
+It counts everything below tuner/learning except `explaining`. A named constant is a name in capitals of a module or
+class whose value has a number in it; fields of BrainSettings and Kernel count, too. All lines count against the aim;
+`policy_code_lines` are without docstrings, comments and blank lines.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ POLICY = Path(__file__).parents[2] / "tuner" / "learning"
 IN_CAPITALS = re.compile(r"_?[A-Z][A-Z0-9_]*")
 SETTINGS_CLASSES = ("BrainSettings", "Kernel")
 LIMITS = {"policy_modules": 12, "policy_lines": 3000, "policy_constants": 60}
-"""What one person can hold in their head: the aim that was set for the redesign."""
+"""The aim of the redesign: one person can hold so much in their head."""
 REACHED = {"policy_modules": 17, "policy_lines": 4643, "policy_constants": 85}
-"""What it is by now: a test lets it shrink only. What it would cost to come nearer is in docs/design/ablation.md."""
+"""The present sizes: a test lets them shrink only. docs/design/ablation.md has the price of coming nearer."""
 
 
 def modules() -> list[Path]:
@@ -60,7 +59,7 @@ def _has_number(value: ast.expr) -> bool:
 
 
 def code_lines(source: str) -> int:
-    """Lines of one module that neither docstrings nor comments nor nothing at all fill."""
+    """Lines of one module without docstrings, comments and blank lines."""
     texts = [
         node
         for node in ast.walk(ast.parse(source))

@@ -1,7 +1,7 @@
-"""What the policy does on grids of real machines, all taken together.
+"""Results of the policy on grids of real machines, all taken together.
 
-One recording in three is kept aside: nothing is tuned on it, and its figures (`sealed_`) are looked at once per release
-of the policy, beside those of the others.
+One recording in three is kept aside: nothing is tuned on it. Its figures (`sealed_`) are taken once per release of the
+policy, beside those of the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.lib.reporting import Result
 KEPT_ASIDE_ONE_IN = 3
 """Recordings, by the hash of their names."""
 LEAST_GAIN = 0.02
-"""Of all calls' time: with less to gain, whether it is reached says little."""
+"""Of all calls' time: with less to gain, the reached share says little."""
 JUDGED_CALLS = 200
 """Of each key: the aims are set for these."""
 WINDOW_STEPS = 200
@@ -28,7 +28,7 @@ N_CALLS = JUDGED_CALLS + 2 * WINDOW_STEPS
 
 
 def is_kept_aside(name: str) -> bool:
-    """Whether a recording is one of those that nothing may be tuned on."""
+    """Nothing may be tuned on such a recording."""
     return zlib.crc32(name.encode()) % KEPT_ASIDE_ONE_IN == 0
 
 
@@ -37,7 +37,7 @@ class Recorded:
     """One recording's figures, in shares of time."""
 
     gain: float
-    """That the best settings have over NCCL's own choices."""
+    """Gain of the best settings over NCCL's own choices."""
     has_reached_95: bool
     """From some call within the first 200 on, the calls have 95 % of that gain."""
     loss: float
@@ -45,7 +45,7 @@ class Recorded:
     regret: float
     """Of the last quarter of these, over keys."""
     worst_window: float
-    """Of a job's time, spent on what is slower than NCCL's own choices: the worst 200 steps after the first 200."""
+    """Share of a job's time spent on slower settings than NCCL's own: the worst 200 steps after the first 200."""
 
 
 def recorded(problems: Sequence[Problem], arms: NDArray[np.int64], comm_share_of_step: float) -> Recorded:
@@ -53,11 +53,8 @@ def recorded(problems: Sequence[Problem], arms: NDArray[np.int64], comm_share_of
 
     Args:
         problems: keys with true times.
-        arms: what was chosen, shape (n_keys, n_calls); N_CALLS or more.
+        arms: the choices, shape (n_keys, n_calls); N_CALLS or more.
         comm_share_of_step: of a step's time with NCCL's own choices.
-
-    Returns:
-        Its figures.
     """
     default_us = np.array([problem.truth_us[0] for problem in problems])
     best_us = np.array([min(problem.truth_us) for problem in problems])
@@ -79,7 +76,7 @@ def recorded(problems: Sequence[Problem], arms: NDArray[np.int64], comm_share_of
 
 
 def reached_95(saved: NDArray[np.float64], attainable: float) -> bool:
-    """Whether from some call on, the calls save 95 % of what can be saved.
+    """From some call on, the calls save 95 % of the attainable.
 
     Args:
         saved: by call.
@@ -90,14 +87,7 @@ def reached_95(saved: NDArray[np.float64], attainable: float) -> bool:
 
 
 def together(found: Sequence[Recorded]) -> Iterator[Result]:
-    """All recordings' figures.
-
-    Args:
-        found: of one policy, one entry per recording.
-
-    Yields:
-        Shares of recordings and of time.
-    """
+    """Shares of recordings and of time."""
     promising = [one for one in found if one.gain >= LEAST_GAIN]
     yield Result("recorded_grids", len(found), "recordings")
     if promising:

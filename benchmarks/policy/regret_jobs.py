@@ -123,7 +123,6 @@ def play(
         problems: keys with true times.
         policies: each starts as it is and learns.
         n_calls: per key.
-        seed: of the noise.
         draw: noise of that shape, of spread 1.
 
     Returns:
@@ -141,19 +140,14 @@ def play(
 
 
 def warm_knowledge(data: DataSet, n_calls: int) -> Knowledge:
-    """What an earlier job with so many calls per key leaves in the store: its model and its statistics."""
+    """The model and the statistics that an earlier job with so many calls per key leaves in the store."""
     first = Ours("earlier", data.problems, data.facts, Knowledge())
     play(data.problems, [first], n_calls, seed=1)
     return knowledge_after(np.concatenate(first.measured), data.facts)
 
 
 def knowledge_after(block: np.ndarray, facts: Facts) -> Knowledge:
-    """What the next job on a fabric begins with, if an earlier one measured this.
-
-    Args:
-        block: MEASUREMENT.
-        facts: of the fabric.
-    """
+    """The knowledge of a fabric's next job after these measurements (MEASUREMENT)."""
     record = trainer.fit(block, "fabric", facts)
     with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
         store.record_job("earlier", "fabric", dict(facts), int(block["n_ranks"][0]))

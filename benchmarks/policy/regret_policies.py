@@ -1,7 +1,7 @@
-"""What ours is compared with, on the same calls.
+"""The policies that ours is compared with, on the same calls.
 
-Each sees one call at a time: `choose(key)` names an arm (index into that key's candidates, 0 is NCCL's own
-choice), `learn(key, arm, us)` gives what it took.
+Each sees one call at a time: `choose(key)` returns an arm (index into that key's candidates, 0 is NCCL's own choice),
+and `learn(key, arm, us)` takes its duration.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.lib.data.data_sets import Problem
 
 CATASTROPHE: Final = math.log(2.0)
-"""Times (log) of NCCL's own choice."""
+"""Factor (log) over NCCL's own choice."""
 
 
 class Default:
@@ -26,13 +26,7 @@ class Default:
         return 0
 
     def learn(self, key: int, arm: int, us: float) -> None:
-        """Take what a call took.
-
-        Args:
-            key: index of the key.
-            arm: index of the candidate that ran.
-            us: measured microseconds.
-        """
+        """`key` and `arm` are indices of the key and of the candidate that ran; `us` was measured."""
         pass
 
     def end_of_step(self) -> None:
@@ -60,11 +54,11 @@ class Thompson(Default):
         self._counts[key][arm] += 1
 
     def _means(self, key: int) -> np.ndarray:
-        """Of what was measured; the others are never the least."""
+        """Means of measured arms; the others are never the least."""
         return np.where(self._counts[key] > 0, self._sums[key] / np.maximum(self._counts[key], 1), np.inf)
 
     def _first_look(self, key: int) -> int | None:
-        """The next arm that was never asked for, be it that what it took is not told yet."""
+        """The next arm that was never asked for, even if its time is not known yet."""
         unasked = np.flatnonzero(~self._asked[key])
         if not len(unasked):
             return None
@@ -73,9 +67,9 @@ class Thompson(Default):
 
 
 class BoundedThompson(Thompson):
-    """Never looks first at what took twice as long as NCCL's own choice at a size within an octave.
+    """Never looks first at a setting that took twice as long as NCCL's own choice at a size within an octave.
 
-    Arms are looked at in an order of chance, NCCL's own first, so neighbouring sizes warn one another.
+    Arms are tried in a random order, NCCL's own first, so neighbouring sizes warn one another.
     """
 
     name = "thompson_bounded"
@@ -108,7 +102,7 @@ class BoundedThompson(Thompson):
 
 
 class Later(Default):
-    """A policy that is told what calls took some steps later, as a host that runs ahead of its GPU tells it."""
+    """A policy that learns calls' times some steps later, as from a host that runs ahead of its GPU."""
 
     def __init__(self, policy: Default, n_steps: int) -> None:
         self.name = policy.name

@@ -1,12 +1,10 @@
 """Are collectives judged by what training feels? Step time of jobs whose communication hides behind computation.
 
-    python -m benchmarks training_reward [--quick] [--json]
+python -m benchmarks training_reward [--quick] [--json]
 
-Forward gathers are waited for; backward gathers, gradient scatters and gathers after the step hide behind
-computation, which their channels slow down while they run; a GPU tells the host of it late, and never what was waited
-for. Per fabric the brain plays whole jobs (emulated
-truth, seeded noise, no process, no sleeping); then the settings it ended with are played without noise, beside NCCL's
-own choice, the settings that are fastest alone, and the ones that are best in this training, as the truth tells.
+Training waits for forward gathers. Other collectives hide behind computation, which their channels slow down. The brain
+plays jobs on simulated fabrics with a GPU's data: late, without exposure. Its last settings are then played without
+noise, beside NCCL's own choice, the settings that are fastest alone, and the best in this training.
 """
 
 from __future__ import annotations
@@ -33,13 +31,12 @@ WAITED_FOR = frozenset({Phase.forward_gather})
 EXPONENTS = (18, 20, 22, 24, 26)
 N_EACH = 3
 HIDDEN_SHARE = 0.3
-"""How long hidden collectives take by NCCL's own choice, as a share of the computation."""
+"""Time of hidden collectives by NCCL's own choice, as a share of the computation."""
 
 Choice = Callable[[Call], Candidate]
 
 
 def world_of(name: str, seed: int) -> OverlappedWorld:
-    """One job on a fabric."""
     machine = fabric.load(name)
     place = machine.communicator(range(min(16, machine.max_ranks)))
     calls = [
@@ -52,16 +49,7 @@ def world_of(name: str, seed: int) -> OverlappedWorld:
 
 
 def training_us(world: OverlappedWorld, call: Call, candidate: Candidate) -> float:
-    """What one call costs training.
-
-    Args:
-        world: the job.
-        call: what is called.
-        candidate: the setting.
-
-    Returns:
-        Microseconds that training waits, and that computation is slowed down, together.
-    """
+    """Microseconds that training waits, and that computation is slowed down, together."""
     us, ran = world.truth(call, candidate)
     exposed_us, slowed_us = world.training_us(call.phase, us, ran.n_channels)
     return float(exposed_us + slowed_us)
@@ -73,16 +61,7 @@ def step_us(world: OverlappedWorld, chosen: Choice) -> float:
 
 
 def judged(name: str, n_seeds: int, n_steps: int) -> Iterator[Result]:
-    """All figures of one fabric.
-
-    Args:
-        name: of the fabric.
-        n_seeds: jobs.
-        n_steps: of each.
-
-    Yields:
-        Step times in percent of those with NCCL's own choice.
-    """
+    """Step times in percent of those with NCCL's own choice; `n_steps` is of each job."""
     world = world_of(name, 0)
     options = {
         call: make_brain(world)._costs.candidates(world.communicator, call.collective)

@@ -1,1 +1,1 @@
-"""What was run and kept: figures as JSON below benchmarks/results, and the page that shows them."""
+"""The kept figures: as JSON below benchmarks/results, and the page that shows them."""

@@ -1,10 +1,10 @@
 """How large the house is: lines by room, named constants, and files that are too long.
 
-    python -m benchmarks house [--json]
+python -m benchmarks house [--json]
 
-Counted are sources (.py .c .h .js .css .html .toml .sh) that git tracks; recorded data are not. The product is agent,
-tuner, store, zero_runtime and zerotune. `agent_wheel_lines` are those of agent/ that are installed. Constants of the
-product are counted as `policy_size` counts them: names in capitals set to something with a number in it.
+It counts sources (.py .c .h .js .css .html .toml .sh) that git tracks, without recorded data. The product is agent,
+tuner, store, zero_runtime and zerotune. `agent_wheel_lines` are the installed lines of agent/. Constants of the product
+are counted as in `policy_size`.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ REACHED = {
     "constants": 1_117,
     "files_over_400_lines": 12,
 }
-"""What it is by now: a test lets it shrink only."""
+"""The present sizes: a test lets them shrink only."""
 
 
 def tracked(*folders: str) -> list[Path]:
-    """The sources below these folders that git tracks; links to folders are none."""
+    """The sources below these folders that git tracks, except links to folders."""
     listed = subprocess.run(["git", "ls-files", "-z", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
     paths = (ROOT / name for name in listed.stdout.split("\0") if name.endswith(SOURCES))
     return [path for path in paths if path.is_file() and not path.is_symlink()]
 
 
 def installed() -> set[Path]:
-    """Every file of ours that a wheel installs, as pyproject.toml says."""
+    """Every file of the project that a wheel installs, as pyproject.toml says."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     left_out = settings["packages"]["find"].get("exclude", ())
     packages: dict[str, Path] = {}

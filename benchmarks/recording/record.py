@@ -1,11 +1,11 @@
 """Run benchmarks and keep their figures, with date, commit, machine and command, below benchmarks/results.
 
-    python -m benchmarks record              all but the timed ones
-    python -m benchmarks record --timed      the timed ones: let nothing else run meanwhile
-    python -m benchmarks record NAME ...     these
+python -m benchmarks record              all but the timed ones
+python -m benchmarks record --timed      the timed ones: let nothing else run meanwhile
+python -m benchmarks record NAME ...     these
 
-A run that is there already and has met this very code is left out, so an interrupted command goes on where it was;
-`--again` runs it all the same. Commit first: what is recorded names the commit. docs/results.md is renewed after each.
+Commit first. A run is left out if this very code was recorded (`--again` runs it). docs/results.md is renewed after
+each.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from benchmarks.recording import results
 from benchmarks.recording.runs import ROOT, RUNS, Recorded, Run
 
 CODE: Final = ("agent", "store", "tuner", "zero_runtime", "zerotune", "benchmarks", ":!benchmarks/results")
-"""What a figure may depend on: a run is recorded anew when any of it has changed."""
+"""Figures may depend on these: a run is recorded anew when any of it has changed."""
 QUIET_LOAD: Final = 0.5
-"""Processes (1-minute load average) besides a timed run that are told of: more take part of a core from it."""
+"""More processes (1-minute load average) besides a timed run are reported: they take part of a core from it."""
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 ENDING_S: Final = 20.0
-"""So long what a benchmark started may take to end in good order."""
+"""The time that a benchmark's processes have to end in good order."""
 
 
 def record(run: Run) -> Recorded:
@@ -104,7 +104,7 @@ def record(run: Run) -> Recorded:
 
 
 def is_current(run: Run) -> bool:
-    """Whether it is recorded, with this command, and no code has changed since."""
+    """It is recorded with this command, and no code has changed since."""
     if not run.path.exists():
         return False
     recorded = Recorded.load(run.path)
@@ -117,12 +117,11 @@ def is_current(run: Run) -> bool:
 
 
 def commit_now() -> str:
-    """The commit that the code is of; with a `+` where files of it were changed since."""
+    """The commit of the code; with a `+` if files of it were changed since."""
     return git("rev-parse", "--short=10", "HEAD") + ("+" if git("status", "--porcelain", *CODE) else "")
 
 
 def git(*words: str) -> str:
-    """What git prints."""
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -1,10 +1,10 @@
-"""The page docs/results.md and the figures in README.md, made of what benchmarks/results holds.
+"""The page docs/results.md and the figures in README.md, made from benchmarks/results.
 
-    python -m benchmarks results
+python -m benchmarks results
 
-Figures with a target are shown, in bold where they miss it, and those that `Run.shown` names; of a run without any
-target all. Where one was taken on several machines or fabrics (`NAME@MACHINE`, `NAME@MACHINE:POLICY`) the worst is
-shown, or the range where there is no target.
+The page has figures with a target and those in `Run.shown`; of a run without any target, all. If one was taken on
+several machines or fabrics (`NAME@MACHINE`, `NAME@MACHINE:POLICY`), it has the worst, or the range if there is no
+target.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _section(run: Run, recorded: Recorded) -> str:
 
 
 def _groups(results: Sequence[Result]) -> list[list[Result]]:
-    """Figures that differ only in what they were taken on; those of what was kept aside follow those beside them."""
+    """Groups of figures that differ only in their machine or fabric; `sealed_` figures follow those beside them."""
     groups: dict[tuple[str, ...], list[Result]] = {}
     for one in results:
         name, at, which = one.metric.partition("@")
@@ -87,7 +87,7 @@ def _groups(results: Sequence[Result]) -> list[list[Result]]:
 
 
 def worst(group: Sequence[Result]) -> Result:
-    """The figure that is farthest on the wrong side of its target, or the first where there is no side."""
+    """The figure that is farthest on the wrong side of its target, or the first if there is no side."""
     if group[0].target.startswith("<"):
         return max(group, key=lambda one: one.value)
     if group[0].target.startswith(">"):
@@ -118,7 +118,7 @@ def _value(one: Result) -> str:
 
 
 def readme() -> str:
-    """README.md with the figures as they should be: its table, and the demo's output."""
+    """README.md with its table of figures and the demo's output as they should be."""
     before, _, rest = README.read_text().partition(BEGIN)
     table = "\n".join(["| figure | value | target |", "|---|---|---|", *_readme_rows()])
     text = f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"

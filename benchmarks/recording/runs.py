@@ -1,4 +1,4 @@
-"""The runs that are recorded: which benchmark with which options, and what the README shows of them.
+"""The runs that are recorded: which benchmark with which options, and the README's figures.
 
 A new claim is a new line here; `python -m benchmarks record NAME` runs it, `python -m benchmarks results` shows it.
 """
@@ -19,12 +19,10 @@ RESULTS: Final = ROOT / "benchmarks" / "results"
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a benchmark."""
-
     name: str
     """Of its file below benchmarks/results."""
     command: str
-    """The benchmark's name, and its options but for `--json`."""
+    """The benchmark's name, and its options except `--json`."""
     is_timed: bool = False
     """Its figures are seconds or bytes of this machine, so nothing else may run beside it."""
     timeout_s: float = 1800.0
@@ -34,7 +32,6 @@ class Run:
 
     @property
     def benchmark(self) -> str:
-        """The benchmark's name."""
         return shlex.split(self.command)[0]
 
     @property
@@ -44,7 +41,6 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """Where it is recorded."""
         return RESULTS / f"{self.name}.json"
 
 
@@ -53,10 +49,10 @@ FAULTS: Final = (
     *(f"events:{kind}" for kind in ("write", "sync", "rename", "truncate", "unlink", "open", "read", "malloc")),
     "events:power_cut",
 )
-"""How many of each kind were met."""
+"""The counts of faults by kind."""
 
 STALLS: Final = ("worst_step_ms", "worst_step_beyond_twin_ms")
-"""Of chaos: what the worst stall of ours is read beside."""
+"""The figures of chaos beside which a reader needs the worst stall."""
 
 RUNS: Final = (
     Run("demo", "demo --picture docs/pictures/demo.svg"),
@@ -119,7 +115,7 @@ RUNS: Final = (
     Run("sweep_speed", "sweep_speed --quick", is_timed=True),
     Run("zero_vs_peers", "zero_vs_peers --quick", is_timed=True),
 )
-"""Those whose figures are counts, or times of a virtual clock, come first: they may run on a busy machine."""
+"""Counts and times of a virtual clock come first: they may run on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +124,9 @@ class ReadmeFigure:
 
     run: str
     metric: str
-    """A regular expression: of all figures that match, the worst is shown."""
+    """A regular expression: the worst of all matching figures is shown."""
     text: str
-    """What it is, for people; `{NAME}` is another figure of the same run."""
+    """The line's words; `{NAME}` is another figure of the same run."""
 
 
 README_FIGURES: Final = (
@@ -157,7 +153,7 @@ README_FIGURES: Final = (
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a run has left."""
+    """The result of a run."""
 
     results: tuple[Result, ...]
     environment: dict[str, Any]
@@ -165,12 +161,11 @@ class Recorded:
     """As it was run."""
     date: str
     commit: str
-    """Ends in `+` where files were changed since that commit."""
+    """Ends in `+` if files were changed since that commit."""
     wall_s: float
 
     @classmethod
     def load(cls, path: Path) -> Recorded:
-        """Read what `save` has written."""
         document = json.loads(path.read_text())
         results = tuple(Result(**one) for one in document.pop("results"))
         return cls(results, **document)

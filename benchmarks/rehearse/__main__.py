@@ -1,9 +1,9 @@
 """Run a command whose Python processes find GPUs that are not there.
 
-    python -m benchmarks.rehearse h100_node -- torchrun --nproc-per-node 2 train.py
-    python -m benchmarks.rehearse h100_node --slower 50 -- zerotune launch -- torchrun ...
+python -m benchmarks.rehearse h100_node -- torchrun --nproc-per-node 2 train.py
+python -m benchmarks.rehearse h100_node --slower 50 -- zerotune launch -- torchrun ...
 
-Kernels compute nothing, so no value is worth anything, and neither is any time: they follow the fabric's file.
+Kernels compute nothing, and times follow the fabric's file: neither values nor times are real.
 NCCL_LIBRARY names a libnccl.so.2 of another release than torch's.
 """
 
@@ -22,7 +22,7 @@ from zerotune.store.errors import PluginError, UserError
 
 
 def main() -> int:
-    """Replaces this process by the command; 2 where that cannot be."""
+    """Replaces this process by the command; returns 2 if that is impossible."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

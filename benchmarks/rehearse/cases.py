@@ -1,4 +1,4 @@
-"""What is rehearsed: scripts as users have them, and what goes wrong in between."""
+"""The rehearsed cases: scripts as users have them, and faults in between."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MISJUDGED: Final = str(Path(__file__).parent / "misjudged_node.toml")
 
 @dataclass(frozen=True)
 class Case:
-    """One script under `zerotune launch` with a daemon, or a module that starts what it needs."""
+    """One script under `zerotune launch` with a daemon, or a module that starts its own processes."""
 
     name: str
     script: Path = Path()
@@ -32,15 +32,15 @@ class Case:
     n_nodes: int = 1
     """With a daemon each."""
     n_gpus: int = 0
-    """That are visible; 0 = all."""
+    """Visible GPUs; 0 = all."""
     fabric: str = "h100_node"
     moves_mb: float = 1e12
     fault: str = ""
     """`daemon` or `rank`: killed in the middle of training."""
     finds: float = 0.0
-    """Of the best setting's time: so close the tuner must come; 0 = not asked."""
+    """The tuner must come within this factor of the best setting's time; 0 = no condition."""
     withdraws: bool = False
-    """Steps must speak against what calls speak for: something is withdrawn."""
+    """The tuner must withdraw a setting: steps speak against it, calls speak for it."""
     timeout_s: float = 300.0
     trains: bool = True
     """Else it has no steps, and the daemon measures nothing."""

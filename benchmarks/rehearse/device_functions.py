@@ -23,21 +23,13 @@ _ALL_REDUCE: Final = tuple(each for each in Algorithm if each is not Algorithm.p
 
 
 class DeviceFunction(NamedTuple):
-    """The meaning of a device function."""
-
     collective: Collective
     algorithm: Algorithm
     protocol: Protocol
 
 
 def device_functions(path: Path, base: int) -> dict[int, DeviceFunction]:
-    """Read the table of a loaded libnccl.
-
-    Args:
-        base: the library's address.
-
-    Returns:
-        Functions by number, without send and receive.
+    """Functions by number, without send and receive; `base` is the address of the loaded libnccl.
 
     Raises:
         PluginError: the library has no table, or no known order of rows fits it.

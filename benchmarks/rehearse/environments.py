@@ -16,12 +16,11 @@ RELEASES: Final = ("2.6.0", "2.9.1", "2.14.1")
 FRAMEWORKS: Final = ("deepspeed", "accelerate", "transformers", "lightning")
 """Beside torch; a script whose framework is missing is skipped."""
 TEST_TOOLS: Final = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
-"""What tests/conftest.py imports."""
+"""Imports of tests/conftest.py."""
 REPOSITORY: Final = Path(__file__).parents[2]
 
 
 def environments_folder() -> Path:
-    """Where they are."""
     return cache_folder() / "rehearse"
 
 
@@ -29,7 +28,7 @@ def python_of(release: str) -> Path:
     """Python with this torch, installed if it is not there yet.
 
     Raises:
-        subprocess.CalledProcessError: pip failed; it has said why.
+        subprocess.CalledProcessError: pip failed, and has printed why.
         UntrustedError: others could put programs of theirs there.
     """
     folder = environments_folder() / f"torch-{release}"
@@ -54,7 +53,7 @@ def python_of(release: str) -> Path:
 
 
 def tells_times(python: Path) -> bool:
-    """Whether NCCL's profiler tells kernel times there: from 2.26 on."""
+    """NCCL's profiler reports kernel times there: from 2.26 on."""
     ask = "import importlib.metadata as m; print(next(d.version for d in m.distributions() if 'nvidia-nccl' in d.name))"
     version = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.split(".")
     return (int(version[0]), int(version[1])) >= (2, 26)

@@ -33,20 +33,21 @@ _PRICE: Final = ctypes.CFUNCTYPE(
 QUEUE: Final = 1024
 """Kernels that a stream takes before its host waits, as on GPUs; N_AHEAD of streams.c."""
 HOST_US: Final = 26.0
-"""Microseconds that a GPU waits for a function of the host: a round trip at each replay of a graph, as the authors of
-torchcomms measured it (github.com/meta-pytorch/torchcomms/pull/1203). NCCL's comment calls it costly without a figure.
+"""Microseconds that a GPU waits for a function of the host: a round trip at each replay of a graph.
+
+The authors of torchcomms measured it (github.com/meta-pytorch/torchcomms/pull/1203).
 """
 
 
 class Graph:
-    """What a stream captured; given up with the last reference, or by `destroy`."""
+    """The content of a captured stream; freed with the last reference, or by `destroy`."""
 
     def __init__(self, call: Callable[..., None], stream: int, graph: int) -> None:
         self._call, self._graph, self._stream = call, ctypes.c_void_p(graph), ctypes.c_void_p(stream)
         self.destroy = weakref.finalize(self, _destroy, call, self._stream, self._graph)
 
     def launch(self) -> None:
-        """Run it once more; PluginError."""
+        """Raises PluginError."""
         self._call("cudaGraphLaunch", self._graph, self._stream)
 
 
@@ -77,16 +78,10 @@ class MockGpu(MockCuda):
         self._price: Any = None  # as long as the library may call it
 
     def replace_exports(self, path: Path, library: ctypes.CDLL, prefix: str, kind: Patched) -> int:
-        """Put the mock in place of what a loaded library exports.
+        """Put the mock in place of a loaded library's exports; returns the number of functions.
 
         Args:
-            path: the library's file.
-            library: the same, opened.
             prefix: of the functions' names.
-            kind: what the library is.
-
-        Returns:
-            How many functions.
 
         Raises:
             UserError: it has none.
@@ -100,15 +95,15 @@ class MockGpu(MockCuda):
         return len(found)
 
     def stand_in_front_of(self, nccl: ctypes.CDLL) -> None:
-        """From now on the collectives that torch calls come by here."""
+        """From now on torch's collectives pass through the mock."""
         self._set_nccl(nccl._handle)
 
     def set_node(self, node: int) -> None:
-        """Which node of the cluster this process is on."""
+        """The node of the cluster that this process is on."""
         self._set_node(node)
 
     def set_most_bytes(self, n_bytes: int) -> None:
-        """From now on nothing travels that is larger than this on each rank."""
+        """From now on no larger buffers (of each rank) are copied."""
         self._set_most_bytes(n_bytes)
 
     def set_prices(
@@ -117,36 +112,36 @@ class MockGpu(MockCuda):
         """Let kernels run in their streams, for their time.
 
         Args:
-            price: what a collective takes, by ranks, nodes, device function, channels, count and bytes per element.
+            price: of a collective, by ranks, nodes, device function, channels, count and bytes per element.
             noise: standard deviation of a collective's time, relative.
             kernel_us: of a kernel that is no collective.
             flops_per_ns: rate of matrix products.
-            host_us: what the GPU waits for a function of the host, besides its own time.
+            host_us: time that the GPU waits for a function of the host, besides the function's own time.
         """
         self._price = _PRICE(price)
         self._set_prices(self._price, noise, kernel_us, flops_per_ns, host_us)
 
     def free(self, address: int) -> None:
-        """Give device memory back, once all that runs is over; PluginError where there is none."""
+        """Free device memory once all running work is over; raises PluginError if there is none."""
         self.call("cudaFree", ctypes.c_void_p(address))
 
     def n_freed_uses(self) -> int:
-        """How many kernels and copies ran when memory that they use was freed; standard error names each kind."""
+        """Kernels and copies that ran after their memory was freed; standard error names each kind."""
         return int(self._n_freed_uses())
 
     def begin_capture(self) -> int:
-        """A new stream of the calling thread's GPU, which captures what is put into it, for `end_capture`."""
+        """A new stream of the calling thread's GPU, which captures its work for `end_capture`."""
         stream = ctypes.c_void_p()
         self.call("cudaStreamCreate", ctypes.byref(stream))
         self.call("cudaStreamBeginCapture", stream, 0)
         return stream.value or 0
 
     def end_capture(self, stream: int) -> Graph:
-        """What a stream has captured since `begin_capture`; PluginError where it does not capture."""
+        """Raises PluginError if the stream does not capture."""
         graph = ctypes.c_void_p()
         self.call("cudaStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
         return Graph(self.call, stream, graph.value or 0)
 
     def set_queue(self, n_kernels: int) -> None:
-        """How many kernels a stream takes before its host waits, at most QUEUE."""
+        """The number of kernels that a stream takes before its host waits, at most QUEUE."""
         self._set_queue(n_kernels)

@@ -1,4 +1,4 @@
-"""What came of each case, kept as it comes: a run that is cut short goes on from there."""
+"""The outcome of each case, written at once: an interrupted run goes on from there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Final
 from benchmarks.rehearse.environments import REPOSITORY
 
 OUTCOMES: Final = REPOSITORY / "build" / "rehearse" / "outcomes.jsonl"
-"""Where they are kept."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +39,16 @@ class Outcomes:
         self._all = {(one.release, one.case): one for one in (Outcome(**json.loads(line)) for line in lines)}
 
     def is_done(self, release: str, case: str) -> bool:
-        """Whether it went well before."""
+        """It went well before."""
         known = self._all.get((release, case))
         return known is not None and known.outcome == "ok"
 
     def add(self, outcome: Outcome) -> None:
-        """Keep one."""
         self._all[outcome.release, outcome.case] = outcome
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(outcome)) + "\n")
 
     def all_well(self) -> bool:
-        """Whether nothing failed."""
         return all(one.outcome != "failed" for one in self._all.values())
 
     def table(self, cases: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What a collective takes, by the fabric's truth and what NCCL launched."""
+"""The duration of a collective, by the fabric's truth and NCCL's launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARDED: Final = frozenset({Collective.all_gather, Collective.reduce_scatter})
 
 
 class Prices:
-    """Microseconds on a fabric, times `slower`; never raises, since NCCL's launches ask."""
+    """Microseconds on a fabric, times `slower`; never raises, since NCCL's launches call it."""
 
     def __init__(self, fabric: Fabric, functions: Mapping[int, DeviceFunction], slower: float) -> None:
         self._fabric, self._functions, self._slower = fabric, functions, slower
@@ -28,18 +28,13 @@ class Prices:
     def __call__(
         self, n_ranks: int, n_nodes: int, function: int, n_channels: int, count: int, element_bytes: int
     ) -> float:
-        """Price one collective.
+        """Microseconds of one collective.
 
         Args:
-            n_ranks: of its communicator.
-            n_nodes: that they are on.
             function: NCCL's number of the device function, or MESSAGES.
             n_channels: that were launched.
-            count: as the kernel has it.
+            count: the kernel's count.
             element_bytes: of the call's type.
-
-        Returns:
-            Microseconds.
         """
         try:
             communicator = CommunicatorClass(n_ranks, n_nodes)

@@ -1,4 +1,4 @@
-"""How close a job came to the best setting of its fabric, by what the daemon measured last."""
+"""How close a job came to the best setting of its fabric, by the daemon's last measurements."""
 
 from __future__ import annotations
 

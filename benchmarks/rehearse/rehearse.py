@@ -1,11 +1,10 @@
 """Unmodified GPU scripts, torch's CUDA build and ProcessGroupNCCL under a daemon, on GPUs that are not there.
 
-    make rehearse                                       every case with every release; hours the first time
-    python -m benchmarks rehearse --releases 2.9.1 --only fsdp2,daemon-killed
+make rehearse                                       every case with every release; hours the first time
+python -m benchmarks rehearse --releases 2.9.1 --only fsdp2,daemon-killed
 
-What the host does is real, and so are NCCL's decisions and launches; kernels compute nothing and times are the fabric's
-file's. No value and no time that this shows is a GPU's. Cases that went well are not repeated (--afresh does).
-Exit codes: 0 nothing failed, 1 something did.
+NCCL's decisions and launches are real; no value and no time is a GPU's. Cases that went well are not repeated (--afresh
+does). Exit codes: 0 nothing failed, 1 something did.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from benchmarks.rehearse.outcomes import OUTCOMES, Outcome, Outcomes
 from benchmarks.rehearse.promotion import time_over_best
 
 MOST_BYTES = 6 << 30
-"""Of a process's own memory: a rank of torch takes three; and a third of what the smallest machine for this has."""
+"""Of a process's own memory: a rank of torch takes three; and a third of the smallest suitable machine's."""
 HANGS = "the mock CUDA hangs"
-"""What the mock says where ranks launched different things."""
+"""The mock's message if ranks launched different things."""
 
 
 class NotAsItMust(Exception):
-    """What is wrong."""
+    """A case went wrong; the message has the reason."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def carry_out(python: Path, release: str, case: Case) -> Outcome:
-    """One case; whatever happens becomes its outcome."""
+    """One case; an exception becomes its outcome."""
     if (case.finds or case.withdraws or case.module) and not tells_times(python):
         return Outcome(release, case.name, "skipped", "this NCCL's profiler tells no times")
     if case.n_nodes > 1 and not tells_times(python):
@@ -95,11 +94,7 @@ class Job:
         """Of the first node."""
 
     def run(self) -> int:
-        """To its end; how many collectives were measured.
-
-        Raises:
-            NotAsItMust: it did not go as it must.
-        """
+        """Returns the number of measured collectives. Raises NotAsItMust if the job went wrong."""
         nodes = range(self.case.n_nodes)
         daemons: list[subprocess.Popen[bytes]] = []
         jobs: list[subprocess.Popen[bytes]] = []
@@ -208,13 +203,13 @@ def _rank_pid(launcher: int) -> int:
 
 
 def _limit() -> None:
-    """No core dumps; and not all memory, where a kernel should have said how large a tensor is and computes nothing."""
+    """No core dumps, and a limit of memory: a tensor's size may come from a kernel that computes nothing."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """With all that it started."""
+    """End the process with all its children."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)

@@ -1,4 +1,4 @@
-"""What a rehearsal is told by the environment: `python -m benchmarks.rehearse` writes, each rank reads it."""
+"""The environment variables of a rehearsal: `python -m benchmarks.rehearse` writes them, each rank reads them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from zerotune.store.errors import UserError
 from zerotune.store.foreign.ways import make_own_folder
 
 FABRIC: Final = "ZEROTUNE_REHEARSE"
-"""A fabric, by name or file: its machine is lent, its truth is what collectives take."""
+"""A fabric, by name or file: it gives the machine and the true times of collectives."""
 SLOWER: Final = "ZEROTUNE_REHEARSE_SLOWER"
-"""All GPUs and links are so many times slower than the fabric says, so that they count beside a slow host."""
+"""Factor by which all GPUs and links are slower than the fabric's, so that they count beside a slow host."""
 MOVES_MB: Final = "ZEROTUNE_REHEARSE_MOVES_MB"
 """Larger buffers do not travel, for hosts too slow to copy them; unset: all do."""
 AHEAD: Final = "ZEROTUNE_REHEARSE_AHEAD"
@@ -39,11 +39,7 @@ class Rehearsal:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Rehearsal:
-        """Read it.
-
-        Raises:
-            UserError: there is no such fabric, it names no machine, or a number makes no sense.
-        """
+        """Raises UserError if there is no such fabric, it names no machine, or a number makes no sense."""
         fabric = load(environment[FABRIC])
         if fabric.node is None:
             raise UserError(f"fabric {fabric.name} names no machine to rehearse on", "add `machine` to its file")
@@ -74,12 +70,8 @@ def environment_of(rehearsal: Rehearsal, environment: Mapping[str, str], cache: 
     """The environment in which every Python process rehearses.
 
     Args:
-        rehearsal: on what.
         environment: so far.
         cache: folder for the machine's topology and the driver's name.
-
-    Returns:
-        All of it.
 
     Raises:
         PluginError: the mock cannot be built.

@@ -24,12 +24,12 @@ from zerotune.store.errors import UserError
 _BLAS: Final = ("libcublasLt.so.*", "libcublas.so.*")
 _HOST: Final = "rehearsal-"
 FREED_MEMORY_WAS_USED: Final = 3
-"""Exit code of a process whose kernels used memory that was freed, whatever else it would have said."""
+"""Exit code of a process whose kernels used freed memory; it replaces any other code."""
 _started: list[MockGpu] = []
 
 
 def start() -> None:
-    """Once per process.
+    """To be called once per process.
 
     Raises:
         UserError: torch's CUDA libraries are not there, or the rehearsal makes no sense.
@@ -42,7 +42,7 @@ def start() -> None:
     runtime = _library("libcudart.so.*")
     mock = MockGpu(in_front=True)
     machine = read_machine(Path(os.environ["NCCL_TOPO_FILE"])).with_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    # torchrun's node, unless the program says which hosts its ranks are to be, and how they reach each other
+    # torchrun's node, unless the program sets the hosts of its ranks, and how they reach each other
     host = os.environ.get("NCCL_HOSTID", "")
     if not host or host.startswith(_HOST):  # torchrun imports torch, too, and its ranks inherit what that set
         host = f"{_HOST}{fabric.name}-{os.environ.get('GROUP_RANK', '0')}"

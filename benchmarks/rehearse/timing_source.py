@@ -11,7 +11,7 @@ _SET_TIMING_SOURCE: Final = "zerotune_set_timing_source_override"
 
 
 def mark_records_emulated(plugin: str) -> None:
-    """Have the profiler plugin at this path mark its records, if it is zerotune's."""
+    """The plugin at this path is left alone if it is not zerotune's."""
     if not plugin.endswith(".so"):
         return
     try:

@@ -1,4 +1,4 @@
-"""Every tensor's memory as torch's profiler notes it: when it is taken and when it is given back."""
+"""Every tensor's memory in torch's profiler: when it is taken and when it is given back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class AllocationEvent:
 
 
 def record(run: Callable[[], object]) -> list[AllocationEvent]:
-    """What `run` does to CPU memory, in order; what it returns stays alive until the end of the record."""
+    """Changes of CPU memory by `run`, in order; its result stays alive until the end of the record."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -1,4 +1,4 @@
-"""Who races in `zero_vs_peers`: what is trained, and one training step of our runtime and of each peer."""
+"""The contenders of `zero_vs_peers`: the trained model, and one training step of our runtime and of each peer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ Step = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class Load:
-    """What is trained."""
-
     n_layers: int
     width: int
     n_context: int
@@ -20,7 +18,7 @@ class Load:
 
     @property
     def tokens_per_step(self) -> int:
-        """What one rank trains on in one step."""
+        """Of one rank."""
         return self.batch * self.n_context
 
     def model(self) -> Any:
@@ -37,11 +35,10 @@ class Load:
         return rows[:, :-1], rows[:, 1:]
 
     def loss(self, model: Any, batch: Any) -> Any:
-        """The model's own loss."""
         return model(*batch)
 
     def layers(self, model: Any) -> list[Any]:
-        """What FSDP2 shards one by one."""
+        """The layers that FSDP2 shards one by one."""
         return list(model.blocks)
 
 

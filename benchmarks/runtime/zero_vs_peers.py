@@ -1,18 +1,10 @@
 """The ZeRO runtime against FSDP2, DeepSpeed, ZeroRedundancyOptimizer and DDP: tokens per second and memory.
 
-    python -m benchmarks zero_vs_peers [--json] [--quick]
+python -m benchmarks zero_vs_peers [--json] [--quick]
 
-A cell is a model, a precision and a number of ranks. All contenders of a cell train copies of one GPT in the same
-processes over gloo, one step each in turn, so that noise meets all alike; a figure is a median. `cpu_ratio` compares
-the processor time of steps on all ranks, which says more than wall time where others use the machine.
-
-Memory is the peak resident set over what the process has resident after one forward and backward of plain torch
-(libraries, their kernels and scratch), each contender in a fresh world whose heap gives large freed blocks back to the
-system: what tensors take, not how a heap was cut up. `theory` adds the formula's model states to what a
-forward and backward of plain torch keeps for activations.
-
-A peer that is not installed is left out, and said so;
-DeepSpeed goes into an environment of its own, as docs/design/zero.md says.
+Contenders train copies of one GPT over gloo in the same processes, one step each in turn; figures are medians. Memory
+is the peak resident set above plain torch's; `theory` adds the formula's model states to plain torch's activations.
+Missing peers are left out. DeepSpeed needs an environment of its own (docs/design/zero.md).
 """
 
 from __future__ import annotations
@@ -45,7 +37,7 @@ DEEPSPEED_BF16 = ("deepspeed-2", "deepspeed-3")
 
 @dataclass(frozen=True)
 class Cell:
-    """What is raced: a load, a precision, a number of ranks."""
+    """A load, a precision, and a number of ranks."""
 
     load: str
     precision: str
@@ -117,7 +109,7 @@ def race(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
 
 
 def weigh(rank: int, n_ranks: int, port: int, name: str, cell: Cell, out: Any) -> None:
-    """Peak resident bytes of one contender over what the process had before."""
+    """Peak resident bytes of one contender above the process's bytes before it."""
     import torch
     import torch.distributed as dist
 
@@ -141,7 +133,7 @@ def weigh(rank: int, n_ranks: int, port: int, name: str, cell: Cell, out: Any) -
 
 
 def resident_bytes(field: str) -> int:
-    """VmRSS, what this process has resident now, or VmHWM, its peak."""
+    """`field`: VmRSS, the present resident bytes of this process, or VmHWM, its peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
@@ -168,9 +160,9 @@ def weigh_activations(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) 
 
 
 def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float, out: Any) -> None:
-    """Percent of a stage-3 step that the runtime's own hooks take, without the time that collectives are waited for.
+    """Percent of a stage-3 step in the runtime's own hooks, without the wait for collectives.
 
-    Timed on one rank with no peer to wait for, where every wait is immediate.
+    Timed on one rank with no peer to wait for, so that every wait is immediate.
     """
     import cProfile
 
@@ -248,7 +240,6 @@ def exposed_ratio() -> float | None:
 
 
 def run_cell(cell: Cell) -> list[Result]:
-    """Every figure of one cell."""
     load = LOADS[cell.load]
     suffix = "" if cell.name == CELLS[0].name else f"_{cell.name}"
     times = spawn(race, cell.n_ranks, cell)
@@ -287,7 +278,7 @@ def run_cell(cell: Cell) -> list[Result]:
 
 
 def run_once() -> list[Result]:
-    """What does not depend on the cell."""
+    """Figures that do not depend on the cell."""
     share = spawn(python_share, 1, LOADS["tiny"], 4.0)
     results = [Result("python_share_percent", share, "%", "<= 5")]
     exposed = exposed_ratio()

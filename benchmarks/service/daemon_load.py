@@ -1,19 +1,10 @@
 """How much one daemon on one core takes in, and how soon it answers meanwhile.
 
-A daemon pinned to one core serves 64 ranks (8 jobs of 8 ranks, one message of 128 records after the
-other on each connection) with the real brain. Measured:
-
-* observations_per_s: ranks send as fast as the daemon takes it (at most ROUNDS_IN_FLIGHT messages per
-  rank are unread). Counted from the first send until
-  everything is committed in the store. The store holds *joined* measurements: each counts as the 8
-  observations (one per rank) it was joined from; unjoined observations would not count.
-* plan_latency_p99_ms: ranks send half of what the daemon took before; beside them rank 0 of a further
-  job, whose brain proposes a plan at every step, measures from sending a step to receiving the plan.
-* thinking_p99_ms: meanwhile one more job has 1,000 keys; how long its brain takes to propose a plan.
-* observations_per_cpu_s: the same per second of processor time of the daemon, all its threads: what one
-  core of its own would do; the figure to look at when the machine is shared.
-
 Run: python -m benchmarks daemon_load [--quick] [--json]
+
+Observations of 64 ranks count once their joined measurements are committed. `plan_latency_p99_ms` is the time from a
+step to its plan at half that load, in a job with a new plan at every step. `thinking_p99_ms` is the brain's time for a
+plan of 1,000 keys. `observations_per_cpu_s` suits shared machines: it is over the daemon's processor time.
 """
 
 from __future__ import annotations
@@ -60,17 +51,17 @@ from zerotune.tuner.learning.policy.memory import MemoryGate
 N_JOBS, N_RANKS = 8, 8
 RECORDS_PER_MESSAGE = 128
 LOAD_SHARE = 0.5
-"""Of what the daemon can take: what it takes in while latencies are measured."""
+"""Of the daemon's throughput: the load while latencies are measured."""
 N_KEYS = 1000
 THINKING_EVERY_S = 0.2
-"""A step of the job with so many keys."""
+"""A step of the job with many keys."""
 SIZES_BYTES = np.array([1 << 20, 1 << 22, 5 << 20, 1 << 24, 25 << 20, 1 << 26], np.uint64)
 PROBE_EVERY_S = 0.01
 ROUNDS_IN_FLIGHT = 4
 
 
 class EagerBrain:
-    """Proposes a new plan at every step, at once: what is left is the daemon's own latency."""
+    """Proposes a new plan at every step, at once, so that only the daemon's own latency is measured."""
 
     knowledge: object = None
     stage = Stage.unknown
@@ -103,7 +94,7 @@ class EagerBrain:
 
 
 def serve(endpoint: str, store_path: str) -> int:
-    """The daemon process: the real brain for every job but the probe. Prints how long it thought each time (ms)."""
+    """The daemon process: the real brain for every job but the probe. Prints the duration of each thought (ms)."""
     import scipy.special  # noqa: F401 - a daemon's learner loads it with a job's knowledge
 
     from zerotune.tuner.learning.brain import Brain, BrainSettings
@@ -131,7 +122,7 @@ def serve(endpoint: str, store_path: str) -> int:
 
 
 class Thinker:
-    """The ranks of a job whose steps have N_KEYS calls, each of another key; they follow the plans they are offered."""
+    """The ranks of a job whose steps have N_KEYS calls, each of another key; they adopt offered plans."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         collectives = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast)
@@ -146,7 +137,7 @@ class Thinker:
             socket.connect(endpoint)
 
     def step(self) -> int:
-        """Run a step, tell of it, and adopt what was offered; the number of observations in it."""
+        """Run a step, report it, and adopt the offer; returns its number of observations."""
         told, record = self.world.run_step()
         block = np.zeros(len(told), OBSERVATION)
         for name in sorted({*(MEASUREMENT.names or ())} & {*(OBSERVATION.names or ())}):
@@ -172,7 +163,7 @@ class Thinker:
 
 
 class Load:
-    """64 connected ranks in one thread; ranks of a job tell the same collectives."""
+    """64 connected ranks in one thread; ranks of a job report the same collectives."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.sequence = 0
@@ -194,7 +185,7 @@ class Load:
         self.sockets[job][rank].send_multipart(wire.encode(message))
 
     def round(self, duration_s: float = 0.0) -> int:
-        """One message of every rank, jobs spread over `duration_s`; the number of observations in it."""
+        """One message of every rank, jobs spread over `duration_s`; returns the number of observations."""
         start_s = time.monotonic()
         n = RECORDS_PER_MESSAGE
         block = np.zeros(n, OBSERVATION)
@@ -237,7 +228,7 @@ class Load:
                     ranks[0].send_multipart(wire.encode(adopted))
 
     def keep_alive(self) -> None:
-        """The other ranks greet too, and discard what they are told."""
+        """The other ranks greet too, and discard the answers."""
         for job, ranks in enumerate(self.sockets):
             for rank, socket in enumerate(ranks[1:], start=1):
                 self.hello(job, rank)
@@ -274,7 +265,7 @@ def cpu_s(process: subprocess.Popen[bytes]) -> float:
 def throughput(
     context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: int, n_rounds: int
 ) -> tuple[float, float, int]:
-    """How many observations the daemon takes until they are in its store."""
+    """Observations that the daemon takes until they are in its store."""
     endpoint, path = f"ipc://{folder}/d.sock", folder / "store.db"
     daemon = start("--serve", endpoint, str(path), core=core)
     wait_for(endpoint)
@@ -306,7 +297,7 @@ def throughput(
 def latency(
     context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: int, duration_s: float, load_per_s: float
 ) -> tuple[list[float], list[float], float]:
-    """How long a plan takes while the daemon is under load, how long thinking of 1,000 keys takes, and the load."""
+    """Latency of a plan under load, duration of thoughts about 1,000 keys, and the load."""
     endpoint, path = f"ipc://{folder}/d.sock", folder / "store.db"
     daemon = start("--serve", endpoint, str(path), core=core)
     wait_for(endpoint)
@@ -371,7 +362,7 @@ def probe(endpoint: str, duration_s: float) -> int:
 
 
 def finish(process: subprocess.Popen[bytes], load: Load, *others: zmq.Socket[bytes]) -> list[float]:
-    """End a daemon; how long it thought each time (ms)."""
+    """End a daemon; returns the duration of each of its thoughts (ms)."""
     process.terminate()
     printed, _ = process.communicate()
     for sockets in (others, *load.sockets):

@@ -1,15 +1,10 @@
 """Attacks on what is open to others, made from outside: by strangers of the network, and by files that others wrote.
 
-Each attack is made in a folder of its own, on this machine only, and *holds* where the product refuses, goes on and
-keeps what was there, within `LONGEST_S`.
-
-* attacks, attacks_that_hold_share: how many were made, and of those how many held.
-* worst_memory_mib: the most that a process of ours held meanwhile.
-* worst_wait_s: the longest that a command or an honest client waited for its answer.
-
-What other users of a node, of a fleet or of a cache may try is in tests/all_users, tests/fleet and tests/nccl.
-
 Run: python -m benchmarks doors [--quick] [--json]
+
+An attack holds if the product refuses, goes on and keeps its data, within `LONGEST_S`. `worst_memory_mib` is over our
+processes; `worst_wait_s` is the longest wait of a command or of an honest client. Attacks by users of the same node,
+fleet or cache are in tests/all_users, tests/fleet and tests/nccl.
 """
 
 from __future__ import annotations
@@ -44,9 +39,9 @@ from zerotune.tuner.service.endpoint import make_keys
 LONGEST_S: Final = 25.0
 MOST_MIB: Final = 1536
 MOST_GROWN_BYTES: Final = 40 << 20
-"""By which a daemon may grow while a peer greets it."""
+"""Growth of a daemon while a peer greets it."""
 MAX_FILES: Final = 320
-"""That the daemon may have open which strangers meet."""
+"""Files that a daemon which strangers meet may open."""
 ENDLESS: Final = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT"
 SCHEMAS: Final = {
     "trigger": "CREATE TRIGGER t AFTER UPDATE ON jobs BEGIN DELETE FROM measurements; END",
@@ -65,7 +60,7 @@ READING: Final = {
 }
 Attack = tuple[str, Callable[[Path], bool]]
 waits_s: list[float] = []
-"""How long each command or honest client waited."""
+"""The wait of each command or honest client."""
 
 
 def command(folder: Path, *words: str, n_files: int = 0) -> subprocess.CompletedProcess[str]:
@@ -84,14 +79,14 @@ def command(folder: Path, *words: str, n_files: int = 0) -> subprocess.Completed
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """That keeps a command within a folder."""
+    """An environment that keeps a command within a folder."""
     names = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "ZEROTUNE_RUNTIME_DIR")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ZEROTUNE_")}
     return kept | {name: str(folder / name.lower()) for name in names}
 
 
 def until(is_so: Callable[[], bool]) -> bool:
-    """Wait for LONGEST_S at most; whether it came to be so."""
+    """Wait for LONGEST_S at most; returns whether the condition became true."""
     ends_at_s = time.monotonic() + LONGEST_S
     while not (found := is_so()) and time.monotonic() < ends_at_s:
         time.sleep(0.05)
@@ -99,12 +94,12 @@ def until(is_so: Callable[[], bool]) -> bool:
 
 
 def is_refused(done: subprocess.CompletedProcess[str]) -> bool:
-    """Whether a command ended with a sentence."""
+    """A command ended with a sentence."""
     return done.returncode == 2 and "Traceback" not in done.stderr
 
 
 def reads(words: Sequence[str], kind: str) -> Callable[[Path], bool]:
-    """A command is given what is no file."""
+    """A command reads something that is no file."""
 
     def attack(folder: Path) -> bool:
         file = folder / "file.toml"
@@ -115,7 +110,7 @@ def reads(words: Sequence[str], kind: str) -> Callable[[Path], bool]:
 
 
 def brings(statements: str, *words: str) -> Callable[[Path], bool]:
-    """A command is given a store that brings SQL."""
+    """A command reads a store that contains SQL."""
 
     def attack(folder: Path) -> bool:
         Store.open(path := folder / "store.db").close()
@@ -128,7 +123,7 @@ def brings(statements: str, *words: str) -> Callable[[Path], bool]:
 
 
 def planted_module(folder: Path) -> bool:
-    """A module of others lies where `launch --daemon` is run."""
+    """A foreign module lies where `launch --daemon` is run."""
     for name in ("zmq", "msgspec", "numpy", "zerotune"):
         (folder / f"{name}.py").write_text("open('ran', 'w').close()\n")
     folder.joinpath("run").mkdir(mode=0o700)
@@ -185,7 +180,7 @@ def strangers(begin: bytes) -> Callable[[Path], bool]:
 
 
 def said_again(folder: Path) -> bool:
-    """What a peer with keys said is recorded on its way, and said again: by a stranger, doubled, and backwards."""
+    """The messages of a peer with keys are recorded and replayed: by a stranger, doubled, and backwards."""
     n_said = 5
     hello = wire.Hello("job", 0, 1, 0, "node", 1, "fabric", {}, 22809, 5)
     observed = wire.Observations("job", 0, n_said)
@@ -208,7 +203,7 @@ def said_again(folder: Path) -> bool:
             return -1 if found is None else sum(job.n_observations for job in found.jobs)
 
         def is_heard(n_times: int) -> bool:
-            """What it says over its latest connection is heard, and nothing else is."""
+            """Only the messages of its latest connection are accepted."""
             until(lambda: len(tap.sent) == n_times)
             speak()
             return until(lambda: n_heard() == n_times * n_said)
@@ -225,7 +220,7 @@ def said_again(folder: Path) -> bool:
 
 
 def greets(hellos: Sequence[wire.Hello]) -> Callable[[Path], bool]:
-    """A peer with the client's key greets, each time of another job."""
+    """A peer with the client's key greets, each time with another job."""
 
     def attack(folder: Path) -> bool:
         with ExitStack() as stack:
@@ -254,7 +249,7 @@ def greeting(number: int, facts: dict[str, str | int | float | bool]) -> wire.He
 
 
 def holds_places(attack: Callable[[Path, dict[str, str]], bool]) -> Callable[[Path], bool]:
-    """Places that many share are held."""
+    """Shared places are held."""
     return lambda folder: attack(folder, environment(folder))
 
 
@@ -285,7 +280,6 @@ def attacks(*, is_quick: bool) -> Iterator[Attack]:
 
 
 def main() -> None:
-    """Entry point."""
     parser = options_of(__doc__, quick="fewer of a kind; ends within 60 s")
     arguments = parser.parse_args()
     made = list(attacks(is_quick=arguments.quick))

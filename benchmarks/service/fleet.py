@@ -1,17 +1,10 @@
 """A fleet of a thousand nodes: what it costs the daemon that leads a job of all of them, and what a new node has of it.
 
-* leader_cpu_cores_1000_nodes, leader_mib_1000_nodes: of a real daemon that leads one job. The other nodes' daemons
-  forward 40 collectives per second each, over encrypted connections on loopback; its ranks train in steps of 5 s. CPU
-  seconds per second of that traffic, however busy the machine is, and the most memory held. leader_measured_share of
-  the calls became measurements: less than 1, and it did not keep up.
-* object_writes_per_s: objects that the writers of all nodes put into a directory, each at its own moment of a minute
-  (of 200 nodes in five seconds with --quick, at a higher rate so); object_write_p99_ms of one, and lost_rows.
-* steps_to_book_plan: a book of these objects is built and signed, and a daemon that never measured anything reads it.
-  In which step of a job (steps of half a second) a setting runs that won elsewhere.
-* book_rows_per_s, book_peak_mib: of ten million rows (a million with --quick), built by `zerotune store book build`
-  as a process of its own, from objects of 200,000 rows of many nodes.
+Run: python -m benchmarks fleet [--quick] [--json] [--nodes N]
 
-With --nodes N the metrics are named for N nodes. Run: python -m benchmarks fleet [--quick] [--json] [--nodes N]
+`leader_...` are of a real daemon that leads one job; a `measured_share` below 1 means that it did not keep up.
+`object_...` are of all nodes' writers into a directory. `steps_to_book_plan` is the step of a job in which a setting
+runs that won elsewhere, under a daemon without a store. `book_...` are of `zerotune store book build`.
 """
 
 from __future__ import annotations
@@ -85,7 +78,7 @@ BOOK_ROWS_QUICK: Final = 1_000_000
 ZEROTUNE = (sys.executable, "-m", "zerotune.tuner.cli")
 BOOK_MEMORY_MB: Final = 4096
 N_DIFFERENT: Final = 48
-"""Jobs whose measurements are drawn anew; the others are these again, on faster or slower networks."""
+"""Jobs whose measurements are drawn anew; the others repeat them on faster or slower networks."""
 FABRIC: Final = "ethernet_boxes"
 """Of the jobs whose settings are known, so that a book of them can be right."""
 WAIT_S: Final = 120.0
@@ -112,11 +105,9 @@ def daemon(folder: Path, *words: object) -> Iterator[psutil.Process]:
             process.send_signal(signal.SIGTERM)
 
 
-# ---- the leading daemon ----------------------------------------------------------------------------------------
 
 
 def lead(folder: Path, n_nodes: int, traffic_s: int) -> list[Result]:
-    """What leading a job costs."""
     keys, port = folder / "keys", free_port()
     subprocess.run([*ZEROTUNE, "daemon", "keys", str(keys)], check=True, capture_output=True)
     listen = f"tcp://127.0.0.1:{port}"
@@ -161,7 +152,7 @@ def lead(folder: Path, n_nodes: int, traffic_s: int) -> list[Result]:
 
 
 def _meet(endpoint: str, first: FirstNode, others: list[OtherNode], n_nodes: int) -> None:
-    """Until the leading daemon knows all ranks."""
+    """Wait until the leading daemon knows all ranks."""
     deadline_s, n_seen = time.monotonic() + WAIT_S, 0
     while time.monotonic() < deadline_s:
         first.greet()
@@ -193,7 +184,6 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-# ---- what all nodes write -----------------------------------------------------------------------------------
 
 
 def small_world(seed: int) -> World:
@@ -211,7 +201,7 @@ def small_world(seed: int) -> World:
 
 
 def tried_by(number: int) -> npt.NDArray[np.void]:
-    """What one node's job measured (MEASUREMENT): NCCL's own choice in every other step, in the others two settings."""
+    """One node's measurements (MEASUREMENT): NCCL's own choice in every other step, in the others two settings."""
     world, blocks = small_world(number), []
     costs = CostPrior(world.fabric.describe())
     offered = {call: costs.candidates(world.communicator, call.collective) for call in world.calls}
@@ -229,22 +219,21 @@ def tried_by(number: int) -> npt.NDArray[np.void]:
 
 
 class TimedStorage(Storage):
-    """Remembers how long each write took."""
+    """Remembers the duration of each write."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, writes=True)
         self.took_s: list[tuple[float, float]] = []
-        """When each ended, and how long it took."""
+        """(end, duration) of each write."""
 
     def put(self, path: str, data: bytes) -> None:
-        """Write, and look at the clock."""
         begun_s = time.monotonic()
         super().put(path, data)
         self.took_s.append((time.monotonic(), time.monotonic() - begun_s))
 
 
 def write(url: Path, n_nodes: int, n_writers: int, every_s: float) -> list[Result]:
-    """Nodes' writers at work, each with what its job measured, for one round."""
+    """All nodes' writers for one round, each with its own job's measurements."""
     where, storage = fabric.load(FABRIC), TimedStorage(str(url))
     made, random = [tried_by(number) for number in range(N_DIFFERENT)], np.random.default_rng(0)
     writers, begun_s = [], time.monotonic()
@@ -272,7 +261,6 @@ def write(url: Path, n_nodes: int, n_writers: int, every_s: float) -> list[Resul
     ]
 
 
-# ---- what a new node has of it ------------------------------------------------------------------------------
 
 
 def start_with_book(folder: Path, url: Path) -> list[Result]:
@@ -289,7 +277,7 @@ def start_with_book(folder: Path, url: Path) -> list[Result]:
 
 
 def _first_step_of(told: set[tuple[DecisionKey, Candidate]], endpoint: str) -> int:
-    """In which step, counted from 1, one of the settings runs; `MOST_STEPS` where none does."""
+    """The step, counted from 1, in which one of the settings runs; `MOST_STEPS` if none does."""
     world = small_world(99)
     with zmq.Context() as context:
         ranks = SmallJob(context, endpoint, world)
@@ -319,7 +307,7 @@ class SmallJob:
         time.sleep(NEW_STEP_S)  # a job's first step passes before its ranks have met
 
     def step(self) -> None:
-        """Adopt what was offered, run a step, report it."""
+        """Adopt the offer, run a step, report it."""
         world = self._world
         if self._plan is not None:
             world.plan, world.adopted_at, self._plan = self._plan, world.step, None
@@ -335,7 +323,6 @@ class SmallJob:
         self._greet()
 
     def leave(self) -> None:
-        """All say goodbye."""
         for rank, socket in enumerate(self._sockets):
             self._send(rank, wire.Goodbye(NEW_JOB, rank))
             socket.close(linger=500)
@@ -372,11 +359,10 @@ class SmallJob:
         self._sockets[rank].send_multipart(wire.encode(message, records))
 
 
-# ---- a book of more than that -------------------------------------------------------------------------------
 
 
 def merge(folder: Path, n_rows: int) -> list[Result]:
-    """How fast `zerotune store book build` merges, and in how much memory."""
+    """Speed and memory of `zerotune store book build`."""
     objects = str(folder / "fleet")
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for one in [pool.submit(_make_object, objects, at) for at in range(n_rows // ROWS_PER_OBJECT)]:
@@ -399,7 +385,6 @@ def _make_object(url: str, at: int) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     parser = options_of(__doc__, quick="seconds of traffic, few writers; ends within 60 s")
     nodes = whole(8, wire.MAX_RANK // RANKS_PER_NODE)
     parser.add_argument("--nodes", type=nodes, default=N_NODES, help=f"how many (default: {N_NODES:,})")

@@ -1,9 +1,10 @@
 """Who is late: drawn jobs with known stragglers on the emulated clock, joined as daemons join them.
 
-Each job has a fabric, communicators as of ZeRO or of hybrid sharding, computation that varies, and one story: nobody is
-late, everybody is now and then, some ranks or a node persistently are, one after another is, or a link is slow. What
-the leading daemon names at the end of each part of a story is held against it: precision and recall over ranks. Names
-that were wrong at any time before are counted apart; for jobs in which nobody is late, with an interval of confidence.
+Run: python -m benchmarks late_ranks [--jobs N] [--nobody-jobs N] [--seed S] [--quick] [--json]
+
+Each job has one story: nobody is late, everybody is now and then, some ranks or a node always are, one after another
+is, or a link is slow. Precision and recall judge the names at the end of each part of a story. `..._at_any_time` also
+counts wrong names before.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ EVERY_STEPS: Final = 8
 
 @dataclass
 class Story:
-    """What is true in one part of a job."""
+    """The truth of one part of a job."""
 
     late: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Rank: how late it is, as a share of a step without it, and in which share of steps.
+    """Rank: its lateness, as a share of a step without it, and the share of steps.
 
     At least `LEAST_LATE_US`, and beyond the noise of computation: four of its standard deviations.
     """
     node: int | None = None
-    """The node that is late as a whole, as its ranks in `late` say."""
+    """The node that is late as a whole; `late` has its ranks."""
     is_random: bool = False
-    """In each step one rank, any of them, is late by what `late` says of rank 0."""
+    """In each step one random rank is late by rank 0's `late`."""
     burst_steps: int = 0
-    """Each time for so many steps the same one."""
+    """The same rank is late for so many steps each time."""
     slow: frozenset[int] = frozenset()
     """Members of the communicator whose link is slow."""
     slower: float = 1.0
@@ -195,7 +196,7 @@ class World:
         return float(np.median(np.diff(self.steps_us[-64:])))
 
     def named(self) -> tuple[set[int], bool]:
-        """Ranks that the leading daemon names, all of a node where it names that; and whether it names a link."""
+        """Ranks that the leading daemon names, all of a node if it names the node; and whether it names a link."""
         lateness = self.finders[0].lateness(self.recent_us())
         ranks = set()
         for one in lateness.late:
@@ -206,7 +207,7 @@ class World:
 
 @dataclass(frozen=True)
 class Part:
-    """What was said in one part of a job."""
+    """The daemon's answers in one part of a job."""
 
     kind: str
     right: int
@@ -214,7 +215,7 @@ class Part:
     wrong: int
     missing: int
     is_link_right: bool
-    """Whether links were told rightly, at its end."""
+    """The link was judged rightly at its end."""
     ever_wrong: bool
     """A rank was named at any time that was late neither in this part nor in the one before."""
     steps_to_name: int | None
@@ -222,7 +223,7 @@ class Part:
 
 
 def judged(kind: str, seed: int) -> list[Part]:
-    """What was said in each part of a job."""
+    """The daemon's answers in each part of a job."""
     world = World(kind, seed)
     found: list[Part] = []
     before: set[int] = set()
@@ -279,7 +280,6 @@ def played(n_jobs: int, n_nobody: int, seed: int) -> Iterator[Result]:
 
 
 def _share(which: Iterable[bool]) -> float:
-    """Of those that are true."""
     return float(np.mean(list(which)))
 
 

@@ -1,8 +1,8 @@
-"""What a folder may look like after a power cut, from the log that store_faults.c keeps of changes to it.
+"""Possible contents of a folder after a power cut, from the log that store_faults.c keeps of changes to it.
 
-The model: what was written to a file and not brought to disk with fsync may be there or not, in sectors of 512 bytes
-and in any order. Names (of new, renamed, removed files) change in order, and are sure to be there after an fsync of the
-folder. Shared memory (`-shm`) is gone.
+The model: data that were written but not synced with fsync may be there or not, in sectors of 512 bytes and in any
+order. Names (of new, renamed, removed files) change in order, and are sure to be there after an fsync of the folder.
+Shared memory (`-shm`) is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SECTOR_BYTES: Final = 512
 
 
 class Left(Enum):
-    """What of the writes that were not synced is on disk after a power cut."""
+    """The unsynced writes that are on disk after a power cut."""
 
     everything = "all is on disk"
     nothing = "only what was synced"
@@ -42,7 +42,6 @@ class Change(NamedTuple):
 
 
 def read_log(path: Path) -> list[Change]:
-    """All changes, in order."""
     data, at, found = path.read_bytes(), 0, []
     while at < len(data):
         what, name_bytes, inode, offset, size = _HEAD.unpack_from(data, at)
@@ -73,7 +72,7 @@ class _File:
 
 
 class Disk:
-    """A folder, as it was at first, and changed since."""
+    """A folder, as it was at first, with its later changes."""
 
     def __init__(self, initial: dict[int, tuple[str, bytes]]) -> None:
         """`initial`: path and content of each file, by its inode."""
@@ -81,10 +80,9 @@ class Disk:
         self._names = [{path: self._files[inode] for inode, (path, _) in initial.items()}]
         """As they were at the last fsync of the folder, and after each change since."""
         self._last: _File | None = None
-        """Which file was written by the last change."""
+        """The file that the last change wrote."""
 
     def apply(self, change: Change) -> None:
-        """One more change."""
         names = self._names[-1]
         self._last = None
         if change.what == CREATE:
@@ -106,14 +104,11 @@ class Disk:
             self._last = file if change.what == WRITE else None
 
     def after_a_cut(self, left: Left, seed: int) -> dict[str, bytes]:
-        """What may be there if the power goes now.
+        """Possible contents by path if the power goes now.
 
         Args:
-            left: what of the latest writes is there.
-            seed: of what is left to chance.
-
-        Returns:
-            Contents by path.
+            left: the latest writes that are there.
+            seed: of random choices.
         """
         chance = random.Random(seed)
         names = self._names[-1]

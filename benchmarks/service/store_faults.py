@@ -1,27 +1,12 @@
 """The store under failing system calls and power cuts: what was acknowledged is there, nothing that was not written.
 
-A library between the process and the kernel (store_faults.c, LD_PRELOAD) makes one call fail: every write, fsync,
-rename, ftruncate, unlink, open and read on the store's folder with EIO, writes also with ENOSPC, with half of them
-written, and with half and then ENOSPC; and of SQLite's mallocs one in 64, as there are 200,000. Scenarios are
-a store's life: made, written and kept within its retention, resumed after kill -9, brought up from the first schema,
-backed up, recovered from damaged pages at opening, by `zerotune store repair`, and while it is written. Then the store
-is opened as the next daemon would.
-
-Power cuts: all changes of each scenario are logged, and after each of them the folder is made as a disk may have it:
-with all that was written, with only what was synced, with sectors of 512 bytes by chance, and with the last write torn.
-
-* events: faults that were met, and power cuts.
-* hangs: runs that did not end, or in which the store was never written again.
-* disagreements: rows read that differ from those written, came twice, or belong to a batch that is there in part; and
-  stores that are not sound.
-* acknowledged_rows_lost: rows that `flush` had returned for, or that were there at the beginning, and are not.
-* rows_given_up: rows that the store says it lost, though one call failed.
-* unexpected_errors: what came up and is no refusal in one sentence, and refusals that did not end with the fault.
-* worst_stall_ms: the longest that a call which records took: none may wait for a disk.
-
-With --quick as many faults as a minute allows are taken, the kinds in turns. Ctrl-C tells what was found so far.
-
 Run: python -m benchmarks store_faults [--quick] [--json]
+
+In each scenario of a store's life (store_faults_worker.py) one call fails, or the power goes after one change. Then the
+next daemon opens the store. `disagreements`: rows that are wrong, doubled or of half a batch, and unsound stores.
+`rows_given_up`: rows that the store reports as lost after one fault. `unexpected_errors`: errors without a clear
+refusal, or refusals that outlast the fault. `worst_stall_ms`: a call of the recording thread, which must not wait for a
+disk.
 """
 
 from __future__ import annotations
@@ -65,12 +50,12 @@ MALLOCS: Final = 64
 CUTS_AT_ONCE: Final = 8
 TOLD_EVERY_S: Final = 20.0
 MEMORY: Final = Path("/dev/shm")
-"""fsync costs nothing there; it is the shim that says what fails."""
+"""fsync costs nothing there; the shim decides which calls fail."""
 
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """In memory where there is such a folder."""
+    """In memory if there is such a folder."""
     where = MEMORY if os.access(MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="store_faults-", dir=where) as name:
         yield Path(name)
@@ -114,23 +99,17 @@ class Worker:
 
 @dataclass
 class Tally:
-    """What all runs showed."""
+    """The results of all runs."""
 
     events: Counter[str] = field(default_factory=Counter)
     """By kind."""
     sums: Counter[str] = field(default_factory=Counter)
     stall_ms: float = 0.0
     said: list[str] = field(default_factory=list)
-    """What went wrong, a line each."""
+    """Failures, a line each."""
 
     def add(self, kind: str, what: str, answer: dict[str, Any]) -> None:
-        """One run's answer.
-
-        Args:
-            kind: of call, or `power cut`.
-            what: the run, for people.
-            answer: of the worker.
-        """
+        """Count one run; `kind` is that of the call, or `power cut`; `what` describes the run for people."""
         if "fired" in answer and not answer["fired"]:
             return  # the run took another way, and the call was never made
         self.events[kind] += 1
@@ -193,13 +172,7 @@ def in_turns(jobs: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def wait_for(threads: Sequence[threading.Thread], most_s: float | None, tell: Callable[[], None]) -> None:
-    """Return when all threads have ended, or after so long.
-
-    Args:
-        threads: to wait for.
-        most_s: no longer; None: until they end.
-        tell: called now and then, to say how far they are.
-    """
+    """Wait for all threads, at most `most_s` (None: until they end), and call `tell` now and then for progress."""
     ends_s = float("inf") if most_s is None else time.monotonic() + most_s
     told_s = time.monotonic()
     while any(thread.is_alive() for thread in threads) and time.monotonic() < ends_s:
@@ -210,15 +183,7 @@ def wait_for(threads: Sequence[threading.Thread], most_s: float | None, tell: Ca
 
 
 def measure(most_s: float | None, n_workers: int) -> tuple[Tally, int]:
-    """Run the faults.
-
-    Args:
-        most_s: how long; None: until all were taken.
-        n_workers: processes.
-
-    Returns:
-        What they showed, and how many there are.
-    """
+    """Run the faults for `most_s` (None: all of them); returns their results, and how many faults there are."""
     tally, lock = Tally(), threading.Lock()
     with scratch_folder() as scratch, ExitStack() as running:
         shim = build(scratch)
@@ -259,7 +224,6 @@ def measure(most_s: float | None, n_workers: int) -> tuple[Tally, int]:
 
 
 def main() -> None:
-    """Entry point."""
     parser = options_of(__doc__, quick="a sample of each kind; ends within 60 s")
     arguments = parser.parse_args()
     tally, n_all = measure(QUICK_S if arguments.quick else None, max(1, os.cpu_count() or 1))

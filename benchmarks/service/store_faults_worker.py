@@ -1,7 +1,7 @@
 """The store under faults, one scenario after the other in forked children; store_faults starts it, the shim preloaded.
 
-Reads jobs, a JSON object a line, and answers each with one. Acknowledged is what `flush` has returned True for, what
-was in the store at the beginning, and a backup or repair that has returned.
+Reads jobs, a JSON object a line, and answers each with one. Acknowledged batches are those for which `flush` returned
+True, those in the store at the beginning, and a backup or repair that has returned.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ KINDS: Final = ("write", "sync", "rename", "truncate", "unlink", "open", "read",
 ROWS: Final = 40
 """Measurements of a batch."""
 FIRST: Final = 20
-"""Batches that a store has at the beginning, where it has any."""
+"""Batches that a store has at the beginning, if it has any."""
 KEPT_ROWS: Final = 200
-"""What retention keeps in the scenario `write`."""
+"""The limit of retention in the scenario `write`."""
 HURRY: Final = (
     (writer, "RETRY_S", 0.01),
     (writer, "LINGER_S", 0.001),
@@ -62,12 +62,12 @@ HURRY: Final = (
     (damage, "EVERY_S", 0.05),
     (damage, "MOST_OF_TIME", 1.0),
 )
-"""What the writer waits for, in seconds."""
+"""The writer's waits, in seconds."""
 HANGS_AFTER_S: Final = 60.0
 _TRIES: Final = 5
 _KEY: Final = DecisionKey(CommunicatorClass(8, 1), Collective.all_gather, Phase.other, 80)
 BACKUP: Final = -1
-"""The mark that says that a backup has returned."""
+"""The mark of a backup that has returned."""
 SHIM: Final = ctypes.CDLL(None)
 PLACE: Final = ctypes.CFUNCTYPE(ctypes.c_char_p)(("faults_place", SHIM))
 
@@ -98,7 +98,7 @@ def model_of(number: int) -> ModelRecord:
 
 
 class Ledger:
-    """What was acknowledged in a run, and what else it showed."""
+    """The acknowledged batches of a run, and its other findings."""
 
     def __init__(self, known: Iterable[int] = ()) -> None:
         self.acked = set(known)
@@ -142,7 +142,7 @@ def decision_of(number: int) -> Decision:
 
 
 def again(attempt: Callable[[], Any]) -> Any:
-    """What a user, or whoever restarts the daemon, does when it was refused: the same once more."""
+    """Repeat a refused attempt, as a user or the daemon's supervisor does."""
     for left in reversed(range(_TRIES)):
         try:
             return attempt()
@@ -153,14 +153,7 @@ def again(attempt: Callable[[], Any]) -> Any:
 
 
 def session(path: Path, ledger: Ledger, numbers: Iterable[int], retention: Retention | None = None) -> None:
-    """Open the store, record batches, close it.
-
-    Args:
-        path: of the store.
-        ledger: is told what was acknowledged.
-        numbers: of the batches.
-        retention: how much the store keeps; None: as usual.
-    """
+    """Open the store, record the batches of these numbers, close it. `retention` None: the default."""
     store: Store = again(lambda: Store.open(path, retention=retention))
     try:
         for number in numbers:
@@ -171,7 +164,6 @@ def session(path: Path, ledger: Ledger, numbers: Iterable[int], retention: Reten
         ledger.n_given_up += store.n_dropped
 
 
-# ---- scenarios: each changes a folder, and tells what is acknowledged ---------------------------------------------
 
 
 def write(path: Path, ledger: Ledger) -> None:
@@ -193,7 +185,7 @@ def migrate(path: Path, ledger: Ledger) -> None:
 
 
 def salvage(path: Path, ledger: Ledger) -> None:
-    """A damaged store is set aside, and a new one begun with what is sound."""
+    """A damaged store is set aside, and a new one begun with the sound rows."""
     session(path, ledger, [FIRST])
 
 
@@ -228,7 +220,6 @@ SCENARIOS: Final = {one.__name__: one for one in (write, resume, migrate, backup
 MAY_DAMAGE: Final = {"salvage", "repair", "running"}
 
 
-# ---- what a folder is at the beginning ------------------------------------------------------------------------------
 
 
 def overwrite_page_of(path: Path, row: int) -> None:
@@ -244,7 +235,7 @@ def overwrite_page_of(path: Path, row: int) -> None:
 
 
 def make_templates(folder: Path) -> None:
-    """One folder per scenario with the files that it begins with."""
+    """One folder per scenario with its initial files."""
     for name in SCENARIOS:
         (folder / name).mkdir(mode=0o700)
         path = folder / name / "store.db"
@@ -296,21 +287,18 @@ def _to_first_schema(path: Path) -> None:
     database.close()
 
 
-# ---- what is there afterwards ---------------------------------------------------------------------------------------
 
 
 def judge(scenario: str, path: Path, acked: set[int], rows: set[int]) -> dict[str, Any]:
-    """Open the store as the next daemon would, and compare what it holds with what was written.
+    """Open the store as the next daemon would, and compare its content with the writes.
 
     Args:
-        scenario: its name.
         path: the store's file.
         acked: batches that were acknowledged, and BACKUP.
         rows: numbers of measurements that were in the store at the beginning.
 
     Returns:
-        How many rows that were acknowledged are lost, how many are there that nobody wrote, and which of those of the
-        beginning are left.
+        Counts of acknowledged rows that are lost and of rows that nobody wrote, and the initial rows that are left.
     """
     with Store.open(path) as store:
         batches = {number for number in acked if number >= 0}
@@ -359,11 +347,10 @@ def _compare(store: Store, batches: set[int], rows: set[int], kept_rows: int | N
     return lost, wrong
 
 
-# ---- runs -----------------------------------------------------------------------------------------------------------
 
 
 def in_a_child(do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `do` returns in a process of its own; `hangs` if that does not end."""
+    """The result of `do` in a process of its own; `hangs` if that does not end."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         os.close(reading)
@@ -392,7 +379,7 @@ def in_a_child(do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """One scenario in `folder`, with one fault or none, and what is there afterwards."""
+    """One scenario in `folder`, with one fault or none, and the state afterwards."""
     scenario, rows = job["scenario"], set(job["rows"])
     path, ledger = folder / "store.db", Ledger()
     log = os.open(job["log"], os.O_CREAT | os.O_WRONLY, 0o600) if job.get("log") else -1
@@ -425,12 +412,12 @@ def cut(job: dict[str, Any], templates: Path, scratch: Path) -> dict[str, Any]:
     """Power cuts at the places of a log that the job names.
 
     Args:
-        job: the scenario, its log, the places `at` in it, and the folder and the inodes that it began with.
-        templates: folders that scenarios begin with.
-        scratch: where folders as they are after a cut are made.
+        job: the scenario, its log, the places `at` in it, and the initial folder and inodes.
+        templates: initial folders of the scenarios.
+        scratch: parent of the folders after a cut.
 
     Returns:
-        What `judge` found after each.
+        The result of `judge` after each.
     """
     changes, places = read_log(Path(job["log"])), set(job["at"])
     begun = Path(job["folder"])
@@ -460,7 +447,6 @@ def cut(job: dict[str, Any], templates: Path, scratch: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer jobs until there are no more."""
     logging.disable(logging.CRITICAL)
     for module, name, value in HURRY:
         setattr(module, name, value)

@@ -1,4 +1,4 @@
-"""Python runs this at start-up where a rehearsal put its folder on PYTHONPATH: the mock is there before torch is."""
+"""Python runs this at start-up if a rehearsal put its folder on PYTHONPATH: the mock is there before torch is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
 
 
 class _BeforeTorch(importlib.abc.MetaPathFinder):
-    # Untyped: the types' imports would be paid by every Python process.
+    # Untyped: every Python process would pay for the types' imports.
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         if name == "torch":  # stays on the path: who is removed while it is searched hides the next
             sys.path.append(_REPOSITORY)
