@@ -179,7 +179,6 @@ class StubPlugin:
             row["step_began"], row["calls_per_step"], row["n_steady"] = N_CALLS, CALLS_PER_STEP, 9
             row["checkpoint_calls"] = [N_CALLS - 64 * i for i in range(N_CHECKPOINTS)]
             row["checkpoint_hash"] = [12345 * i for i in range(N_CHECKPOINTS)]
-        self.n_commits = 0
 
     def communicators(self) -> Any:
         return self._rows
@@ -197,7 +196,6 @@ class StubPlugin:
         return N_CALLS + 50
 
     def commit(self, *_: object) -> bool:
-        self.n_commits += 1
         return True
 
     def leave_alone(self, owner: int, from_call: int) -> bool:

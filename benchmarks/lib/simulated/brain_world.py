@@ -22,7 +22,6 @@ from zerotune.store.records import (
     TimingSource,
     size_class,
 )
-from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.join import OBSERVATION
 from zerotune.tuner.learning.brain import Brain, BrainSettings
@@ -286,25 +285,6 @@ class NothingToGain(Unsteady):
         usual_us, usual = super().truth(call, BASELINE)
         ran = self.setting(call, candidate)
         return (usual_us if ran == usual else 1.02 * usual_us), ran
-
-
-@dataclass
-class SlowForATime(World):
-    """Its network is `level` times as slow in the steps of `slow`; may keep its measurements."""
-
-    level: float = 1.0
-    slow: range = range(0)
-    store: Store | None = None
-
-    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
-        us, ran = super().truth(call, candidate)
-        return us * (self.level if self.step in self.slow else 1.0), ran
-
-    def run_step(self) -> tuple[np.ndarray, StepRecord]:
-        block, record = super().run_step()
-        if self.store is not None:
-            self.store.record_measurements(self.fabric.fabric_id, "first", block)
-        return block, record
 
 
 @dataclass
