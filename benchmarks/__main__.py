@@ -30,7 +30,7 @@ def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] in known:
         name = sys.argv[1]
         sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what it started ends with it
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # its children end with it
         runpy.run_module(module_of(name), run_name="__main__", alter_sys=True)
         return
     if len(sys.argv) > 1 and sys.argv[1] not in ("-h", "--help"):

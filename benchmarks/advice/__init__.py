@@ -1,1 +1,1 @@
-"""What `zerotune advise` says, beside the ZeRO paper and published runs."""
+"""The predictions of `zerotune advise`, beside the ZeRO paper and published runs."""

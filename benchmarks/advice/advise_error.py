@@ -189,7 +189,6 @@ def _in_range_share(runs: list[PublishedRun], constants: Constants) -> float:
 
 
 def comparison_errors(runs: Iterable[PublishedRun], constants: Constants = DEFAULT) -> list[float]:
-    """The error of `advise` when it compares two runs."""
     alike = defaultdict(list)
     for run in runs:
         common = replace(

@@ -39,7 +39,6 @@ N_PROBED = 24
 
 
 def names_in(*modules: ModuleType) -> set[str]:
-    """The names of fields that occur in these modules."""
     return {
         name for one in modules for name in re.findall(r'"([a-z][a-zA-Z0-9_]+)"', Path(str(one.__file__)).read_text())
     }

@@ -61,7 +61,6 @@ class PaperRun:
 
     @property
     def shape(self) -> ModelShape:
-        """From its layers and width."""
         return _gpt2(self.n_layers, self.width, self.n_heads)
 
     @cached_property
@@ -127,7 +126,6 @@ def largest_model(run: PaperRun, constants: Constants = CONSTANTS) -> float:
 
 
 def memory_gb(run: PaperRun) -> float:
-    """The expected peak of a GPU."""
     return choice_of(problem(run), run.configuration).memory.total_bytes / MB_PER_GB
 
 

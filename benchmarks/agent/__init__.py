@@ -1,1 +1,1 @@
-"""What the agent adds to a training process."""
+"""The effects of the agent on a training process."""

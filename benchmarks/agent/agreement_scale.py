@@ -78,8 +78,6 @@ def members_of(rank: int, world_size: int, cycle: bytes) -> tuple[Member, ...]:
 
 
 class StubRank:
-    """One connection that takes part as a rank does."""
-
     def __init__(self, port: int, rank: int, world_size: int, cycle: bytes) -> None:
         self.socket = socket.create_connection((LOOPBACK, port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -227,7 +225,6 @@ def enlist_stubs(port: int, n_stubs: int, fingerprint: str) -> None:
 
 
 def measure(world_size: int, n_changes: int) -> dict[str, float]:
-    """Medians over changes."""
     context = mp.get_context("spawn")
 
     def spawn(target: Any, *arguments: Any) -> tuple[Any, Connection]:

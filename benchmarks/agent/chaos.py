@@ -55,7 +55,6 @@ def begun(folder: Path, arguments: argparse.Namespace, *, with_agent: bool) -> I
 
 
 def at_once(some: Sequence[Chaos], seconds: float, by_s: float) -> None:
-    """Run several, each in a thread."""
     with ThreadPoolExecutor(len(some)) as pool:
         try:
             list(pool.map(lambda chaos: chaos.run(seconds, by_s=by_s), some))
@@ -66,7 +65,6 @@ def at_once(some: Sequence[Chaos], seconds: float, by_s: float) -> None:
 
 
 def worst_ms(chaos: Chaos, name: str) -> float:
-    """The longest time of a step on any rank."""
     starts = [lines for job in chaos.jobs for lines in job.steps("*").values()]
     return max((one[name] for lines in starts for one in lines[WARM_UP_STEPS:]), default=0.0)
 

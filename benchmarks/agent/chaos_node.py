@@ -25,7 +25,6 @@ START_S: Final = 300.0
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    """Return when the condition holds, or after so many seconds."""
     until_s = time.monotonic() + seconds
     while not condition() and time.monotonic() < until_s:
         time.sleep(0.1)
@@ -75,7 +74,6 @@ class Node:
         self.n_deaths_while_recording += bool(written)
 
     def end_daemon(self) -> None:
-        """End the daemon in good order."""
         self.daemon.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.daemon.wait(20.0)
@@ -177,7 +175,6 @@ class Job:
         return bool(logs) and all(log and log[0].stat().st_size for log in logs)
 
     def ranks(self) -> list[psutil.Process]:
-        """Its live training processes."""
         found = []
         for process in self.processes:
             with contextlib.suppress(psutil.Error):

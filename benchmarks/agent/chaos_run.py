@@ -95,12 +95,10 @@ class Chaos:
 
     @property
     def node(self) -> Node:
-        """A random node."""
         return self.chance.choice(self.nodes)
 
     @property
     def records_within_s(self) -> float:
-        """How long a kill waits for the daemon's measurements."""
         return RECORDS_WITHIN_S if self.arguments.with_agent and not self.arguments.quick else 1.0
 
     def _kill_daemon(self, node: Node) -> None:
@@ -122,14 +120,12 @@ class Chaos:
         node.start_daemon()
 
     def stop_daemon(self) -> None:
-        """Stop a daemon for a while (SIGSTOP)."""
         daemon = self.node.daemon
         daemon.send_signal(signal.SIGSTOP)
         time.sleep(self.chance.uniform(0.1, 3.0))
         daemon.send_signal(signal.SIGCONT)
 
     def send_garbage(self) -> None:
-        """Send a daemon invalid messages."""
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
             socket.linger = 100
             socket.connect(self.node.endpoint)
@@ -179,7 +175,6 @@ class Chaos:
             self.line.stdin.flush()
 
     def kill_rank(self) -> None:
-        """Kill a rank; torchrun starts its job again."""
         ranks = self.chance.choice(self.jobs).ranks()
         if ranks:
             with contextlib.suppress(psutil.Error):
@@ -188,17 +183,15 @@ class Chaos:
 
     @property
     def n_deaths(self) -> int:
-        """Daemons that were killed."""
         return sum(node.n_deaths for node in self.nodes)
 
     def run(
         self, seconds: float, n_deaths: float = math.inf, n_steps: float = math.inf, by_s: float = math.inf
     ) -> None:
-        """Make events happen, then end the jobs in order."""
         common = [name for name in self.arguments.events if name != "kill_rank"]
         to_come: list[str] = []
         wait_for(lambda: self.is_over.is_set() or all(job.steps() for job in self.jobs), 120.0)
-        if self.arguments.with_agent:  # what befalls a job under no plan proves nothing
+        if self.arguments.with_agent:  # events in a job without a plan prove nothing
             has_plan = functools.partial(self.nodes[0].n_steps, under_a_plan=True)
             wait_for(lambda: self.is_over.is_set() or bool(has_plan()), PLAN_WITHIN_S)
         until_s, next_rank_s = time.monotonic() + seconds, time.monotonic() + 0.2 * RANK_LIVES_S
@@ -210,7 +203,7 @@ class Chaos:
             if not to_come:  # each kind once, in an order drawn by chance, before any comes again
                 to_come = self.chance.sample(common, len(common))
             event = getattr(self, to_come.pop())
-            is_long_enough = n_steps < math.inf and time.monotonic() > enough_s  # but for steps, which a death ends
+            is_long_enough = n_steps < math.inf and time.monotonic() > enough_s  # a death of a rank would end steps
             if "kill_rank" in self.arguments.events and time.monotonic() > next_rank_s and not is_long_enough:
                 event, next_rank_s = self.kill_rank, time.monotonic() + RANK_LIVES_S
             event()
@@ -234,7 +227,6 @@ class Chaos:
             node.end_daemon()
 
     def close(self) -> None:
-        """End every process of the run."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(MARK) == str(self.folder):

@@ -56,7 +56,6 @@ class Passages:
 
 
 def sharded(runtime: str, model: Any) -> tuple[Any, Any]:
-    """Model and optimizer under FSDP2, or under our own runtime."""
     if runtime == "fsdp2":
         from torch.distributed.fsdp import fully_shard
 

@@ -1,4 +1,4 @@
-"""Does tuning work as a GPU tells it? The device is steps behind the host, and nobody knows what was waited for.
+"""Does tuning work with a GPU's data? The device is steps behind the host, and the exposed time is unknown.
 
 python -m benchmarks first_contact [--json] [--quick]
 
@@ -101,7 +101,6 @@ def told_steps(host_ahead: int, *, has_events: bool) -> tuple[np.ndarray, int, i
 
 
 def timed(lags: Sequence[int]) -> Iterator[Result]:
-    """The errors of step times and of their plans."""
     for lag in lags:
         off, n_wrong, n_lost = told_steps(lag, has_events=True)
         _, n_by_host, _ = told_steps(lag, has_events=False)

@@ -62,18 +62,15 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the daemon unless it runs."""
         if self._process is None or self._process.poll() is not None:
             self._process = start_in_background(self.endpoint, self._folder / "store.db", idle_exit_s=IDLE_S)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def end(self) -> None:
-        """End the daemon in good order."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
@@ -210,7 +207,6 @@ def _found(name: str, tally: Tally) -> list[str]:
 
 
 def agreement_figures(outcomes: Sequence[Outcome], undisturbed: Sequence[Outcome]) -> list[Result]:
-    """The cost of agreements, over all ranks."""
     longest_us = max((one["longest_wait_us"] for outcome in outcomes for one in outcome.counters), default=0.0)
     ranks = [one for outcome in undisturbed for one in outcome.counters]
     if not ranks:

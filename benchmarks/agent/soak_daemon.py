@@ -95,7 +95,6 @@ def soak(n_collectives: int, n_ranks: int, hours: int, folder: Path) -> list[Res
 
 
 def progress(folder: Path) -> int:
-    """Collectives that rank 0 has finished."""
     try:
         (n_done,) = struct.unpack("q", (folder / "progress0").read_bytes())
     except (OSError, struct.error):

@@ -1,1 +1,1 @@
-"""Files and models as people have them: what is read rightly, refused with a remedy, or read wrongly."""
+"""Files and models as people have them: those read rightly, refused with a remedy, or read wrongly."""

@@ -21,8 +21,6 @@ SLACK = 1.0
 
 @dataclass
 class Accuracy:
-    """Right answers of one group."""
-
     n: int = 0
     n_right: int = 0
     """Answers right in stage, accumulation, partitioned activations and tensor parallelism."""
@@ -44,7 +42,6 @@ class Accuracy:
 
     @property
     def stage_percent(self) -> float:
-        """Right in the stage."""
         return 100.0 * self.n_stage / max(1, self.n)
 
 

@@ -2,10 +2,9 @@
 
 python -m benchmarks stage_fingerprint [--json] [--quick] [--seed N] [--shipped-only]
 
-`recorded` are sequences of real frameworks on the emulated NCCL; `generated` come from corpus/ with a new seed. The
-answer is read after two steps from a random place in mid-training. It is right if stage, accumulation, partitioned
-activations and tensor parallelism are. The shipped weights learned every named framework: their figures do not show
-generality.
+`recorded` are sequences of real frameworks, `generated` come from corpus/ with a new seed. The answer is read after two
+steps from a random place. It is right if stage, accumulation, partitioned activations and tensor parallelism are.
+The shipped weights learned every named framework, so their figures do not show generality.
 """
 
 from __future__ import annotations

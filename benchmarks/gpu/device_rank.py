@@ -40,12 +40,10 @@ EMULATED_WORK_US: Final = 20_000.0
 
 
 def clock_of(rank: Rank) -> TrainingClock:
-    """A clock of the device's time."""
     return VirtualClock() if rank.fabric else EventClock(torch.cuda)
 
 
 def lasted_us(rank: Rank, clock: TrainingClock, work: Callable[[], object]) -> float:
-    """Time some work on the device."""
     began = clock.note()
     work()
     ended = clock.note()

@@ -81,7 +81,6 @@ def observing(context: Context) -> dict[str, Any]:
 
 
 def capture(context: Context) -> dict[str, Any]:
-    """The effect of observing on a captured graph."""
     rows = _seen(context, "capture")
     if "skipped" in rows[0]:
         return rows[0]

@@ -52,8 +52,6 @@ COLLECTIVES = (Collective.all_gather, Collective.reduce_scatter, Collective.all_
 
 
 class Rank:
-    """This rank's process group, plugin and buffers."""
-
     def __init__(self, out: Path) -> None:
         self.fabric = os.environ.get("ZEROTUNE_FABRIC")
         self.plugin = library.load()
@@ -134,7 +132,7 @@ class Rank:
         while sum(map(len, blocks)) < n_expected and time.monotonic() < deadline_s:
             block = self.plugin.drain()
             own = (block["flags"] & FLAG_TIMED != 0) & (block["collective"] == collective)
-            own &= block["epoch"] == self._epoch  # one may be told of when the next has begun
+            own &= block["epoch"] == self._epoch  # a record may arrive when the next plan has begun
             blocks.append(block[own & (block["message_bytes"] == message_bytes)])
             time.sleep(0 if len(blocks[-1]) else 0.001)
         return np.concatenate(blocks)

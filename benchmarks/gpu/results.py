@@ -54,7 +54,6 @@ class Record:
         self.outcomes = {line["step"]: Outcome(**line) for line in lines[1:]}
 
     def is_done(self, step: str) -> bool:
-        """`step` has ended well before."""
         return step in self.outcomes and self.outcomes[step].outcome == "ok"
 
     def add(self, outcome: Outcome) -> None:

@@ -114,14 +114,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def count_gpus() -> int:
-    """GPUs that this process may use."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def describe(fabric: str | None, n_ranks: int, n_gpus: int) -> dict[str, Any] | None:
-    """The conditions of the results."""
     import torch
 
     identity: dict[str, Any] = {"fabric": fabric, "torch": torch.__version__, "n_ranks": n_ranks}
@@ -149,7 +147,7 @@ def _driver() -> str:
 
         pynvml.nvmlInit()
         return str(pynvml.nvmlSystemGetDriverVersion())
-    except Exception as error:  # whatever NVML says, the run is worth having
+    except Exception as error:  # the run is useful even without NVML
         return f"unknown ({error})"
 
 

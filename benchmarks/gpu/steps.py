@@ -55,7 +55,6 @@ class Step:
 
 
 def _run_ranks(context: Context, mode: str, *words: str, **extra: str) -> list[list[dict[str, Any]]]:
-    """The records of each rank."""
     command = [sys.executable, "-m", "benchmarks.gpu.rank", mode, "--out", str(context.folder), *words]
     Ranks(context.machine, command, context.folder, extra=extra | plugin_variables()).wait(context.left_s)
     return written(context)
@@ -68,7 +67,6 @@ def written(context: Context) -> list[list[dict[str, Any]]]:
 
 
 def plugin_variables() -> dict[str, str]:
-    """NCCL's variables that name our plugin."""
     from zerotune.agent.nccl import compiled
 
     path = str(compiled.PLUGIN.build())
@@ -204,7 +202,6 @@ def _is_as_asked(row: dict[str, Any]) -> bool:
 
 
 def cell_names(ran: dict[str, int]) -> list[str]:
-    """Names of the algorithm and the protocol that ran."""
     from zerotune.store.records import Algorithm, Protocol
 
     return [Algorithm(ran["algorithm"]).name, Protocol(ran["protocol"]).name]

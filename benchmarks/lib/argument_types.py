@@ -12,8 +12,6 @@ MOST: Final = 1_000_000_000
 
 
 def whole(least: int = 0, most: int = MOST) -> Callable[[str], int]:
-    """Whole numbers from `least` to `most`."""
-
     def number(text: str) -> int:
         if not text.isdecimal():
             raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {least} or more")
@@ -29,11 +27,9 @@ def whole(least: int = 0, most: int = MOST) -> Callable[[str], int]:
 natural: Final = whole()
 """A count, which may be 0, or a seed."""
 positive: Final = whole(1)
-"""A count of at least 1."""
 
 
 def a_folder(text: str) -> Path:
-    """A folder that exists."""
     path = Path(text)
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is no folder; name the one that holds the files")

@@ -81,7 +81,6 @@ def say(text: str) -> None:
 
 
 def processor() -> str:
-    """The processor's name in /proc/cpuinfo."""
     try:
         found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -90,7 +89,6 @@ def processor() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """The conditions that figures depend on."""
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),

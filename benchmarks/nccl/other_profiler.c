@@ -1,5 +1,5 @@
-/* Another's profiler of one version (-DVERSION=3 .. 7). It follows what it is told and trusts it: what is no event of its
- * own as a parent, or as a handle to be stopped, ends the process. Tests say what it asks for. */
+/* A foreign profiler of one version (-DVERSION=3 .. 7). It trusts its arguments: a parent or a handle that is no event of
+ * its own ends the process. Tests set the events that it asks for. */
 #define _POSIX_C_SOURCE 200809L
 #include <time.h>
 
@@ -9,11 +9,11 @@
 #ifndef MASK
 #define MASK 0
 #endif
-#ifndef CHANNEL_NS /* for how long it holds NCCL's thread up at each kernel channel */
+#ifndef CHANNEL_NS /* the delay of NCCL's thread at each kernel channel */
 #define CHANNEL_NS 0
 #endif
 
-/* what tests set, and read */
+/* tests set and read these */
 int other_mask = MASK, other_fails, other_init_fails, other_reuses, other_is_off;
 uint64_t other_untracked; /* types that get no handle */
 int other_n_inits, other_n_ends, other_n_starts, other_n_stops, other_n_records, other_n_orphans;
@@ -36,7 +36,7 @@ static int is_context(const void *context) {
 static nccl_result made(void **context, int *mask) {
   *context = &contexts[__atomic_fetch_add(&other_n_inits, 1, __ATOMIC_RELAXED) % 64];
   __atomic_store_n(&other_nccl_mask, mask, __ATOMIC_RELAXED);
-  if (other_is_off) { /* as NCCL Inspector says so: no error, no context */
+  if (other_is_off) { /* as NCCL Inspector does: no error, no context */
     *context = NULL;
     return 0;
   }

@@ -1,12 +1,11 @@
-/* Another's tuner: of one version (-DVERSION=2 .. 7), or of all from 3 up to it (-DAND_OLDER). Tests say what it
- * answers. */
+/* A foreign tuner of one version (-DVERSION=2 .. 7), or of all from 3 up to it (-DAND_OLDER). Tests set its answers. */
 #include "nccl_abi.h"
 
 #define MAYBE __attribute__((unused)) /* by version */
 
 enum { NOTHING, CELL, CHANNELS, ERROR, STRIKES_ALL, REVIVES, STRIKES_ONE };
 
-/* what tests set, and read */
+/* tests set and read these */
 int other_answer, other_algorithm, other_protocol, other_channels, other_init_fails;
 size_t other_chunk_bytes;
 int other_n_inits, other_n_asks, other_n_ends, other_n_chunks, other_asked_version;

@@ -1,5 +1,5 @@
 /* Measures the plugin from inside the process, as NCCL calls it: through the v5 symbol of the library that the command
- * line names first. The second is another tuner (other_tuner.c), which ours asks before. Prints one line "metric value"
+ * line names first. The second is a foreign tuner (other_tuner.c), which ours asks first. Prints one line "metric value"
  * per figure of one round. */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -130,7 +130,7 @@ static int ask_other(void *context, const query *asked, float *costs) {
 
 static bool is_agreed; /* else the plan is the whole process's */
 
-/* The rows in force on the newest communicator, phases by the cycle of what is asked next. */
+/* The rows in force on the newest communicator, phases by the cycle of the next calls. */
 static void agree(uint32_t pair, uint32_t n_rows) {
   zt_communicator_state state;
   static zt_cycle_call cycle[N_QUERIES];

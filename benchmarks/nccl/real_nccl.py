@@ -1,4 +1,4 @@
-"""What our plugin adds inside NCCL's own library, and whether NCCL does what it is told there.
+"""What our plugin adds inside NCCL's own library, and whether NCCL follows its choices there.
 
 Run: python -m benchmarks real_nccl [--quick] [--json], with NCCL_LIBRARY or `python -m benchmarks nccl_releases`
 
@@ -42,8 +42,6 @@ ARRIVES_WITHIN_US = 0.01
 
 
 class Variant:
-    """A worker process."""
-
     def __init__(self, library: Path, built: Path, name: str) -> None:
         words = [str(library), str(built), name, str(VARIANTS[name])]
         self.process = subprocess.Popen(
@@ -73,7 +71,6 @@ class Variant:
 
 
 def enqueue(library: Path, n_rounds: int, n_bursts: int) -> list[Result]:
-    """Time the host side of calls."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         built = Path(folder)
         headers = PLUGIN.root / "plugin"

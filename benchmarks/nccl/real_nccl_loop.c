@@ -1,10 +1,10 @@
-/* Calls an all-gather of NCCL many times: Python's own cost per call would hide what is measured. */
+/* Calls an all-gather of NCCL many times: Python's own cost per call would hide the result. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <time.h>
 
 #define BURST 16           /* calls that a step may have in flight */
-#define PAUSE_NS 2000000   /* in which NCCL's threads come to an end with a burst */
+#define PAUSE_NS 2000000   /* NCCL's threads finish a burst meanwhile */
 
 typedef int (*all_gather)(const void *send, void *receive, size_t count, int datatype, void *communicator, void *stream);
 

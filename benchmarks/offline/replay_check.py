@@ -51,7 +51,6 @@ class World:
         return f"{self.fabric} {self.kind}, {self.n_ranks} ranks, {model}{bucket}"
 
     def script(self, n_steps: int) -> tuple[object, ...]:
-        """The training script and its arguments."""
         model = {
             "n_layers": self.n_layers, "width": self.width, "n_context": self.n_context, "bucket_kb": self.bucket_kb,
         }  # fmt: skip
@@ -109,7 +108,7 @@ class Case:
 
     @property
     def is_covered(self) -> bool:
-        """The interval holds the measured value."""
+        """The interval contains the measured value."""
         return self.low_us <= self.measured_us <= self.high_us
 
 
@@ -166,7 +165,6 @@ def sweep(world: World, table: CollectiveTable, store: Path) -> None:
 
 
 def predicted(table: CollectiveTable, store: Path, name: str, path: Path, seed: int) -> ReplayResult:
-    """Make a plan, write it, and replay it."""
     evidence = evidence_of(store, table.fabric_id, store)
     context = PolicyContext(CostEstimates(table, evidence.statistics))
     draw = random.Random(f"{table.fabric_id} {name} {seed}")

@@ -97,7 +97,6 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def check(*, quick: bool, seed: int) -> list[Result]:
-    """Predictions against real runs."""
     drawn = replay_check.worlds(seed)
     worlds, plans = (drawn[:1], replay_check.PLANS[:2]) if quick else (drawn, replay_check.PLANS)
     found = []
@@ -142,7 +141,6 @@ def main() -> None:
 
 
 def speed(*, quick: bool) -> list[Result]:
-    """Collectives and records per second."""
     n_records = N_RECORDS
     n_rounds = 3 if quick else 7
     block = records(n_records)

@@ -27,7 +27,6 @@ def start_ranks(n_ranks: int) -> int:
 
 
 def train(kind: str, n_steps: int, *, n_layers: int, width: int, n_context: int, bucket_kb: int | None) -> None:
-    """Train a small GPT on this rank."""
     import torch
     import torch.distributed as dist
     from torch import nn

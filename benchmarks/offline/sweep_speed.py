@@ -117,7 +117,6 @@ def spread_evenly(n_samples: int, n_points: int, chance: np.random.Generator) ->
 
 
 def standard_errors(differences: Sequence[float]) -> float:
-    """Their mean in its standard errors."""
     average, error = mean(differences), stdev(differences) / len(differences) ** 0.5
     return average / error if error else math.copysign(math.inf, average) if average else 0.0
 

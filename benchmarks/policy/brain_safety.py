@@ -1,4 +1,4 @@
-"""What must not go wrong, in figures: guard, regimes, shared noise, budget, warm start.
+"""The safety of the policy, in figures: guard, regimes, shared noise, budget, warm start.
 
 python -m benchmarks brain_safety [--quick] [--json]
 

@@ -38,8 +38,6 @@ Keeps = Callable[[Sequence[JobResult]], str]
 
 @dataclass(frozen=True)
 class Played:
-    """One sequence of jobs."""
-
     gain: float
     """In force after all jobs, as a share of the usual step."""
     best_gain: float
@@ -90,7 +88,6 @@ def all_once(history: Sequence[JobResult], candidates: Sequence[Candidate]) -> s
 
 
 def fastest(history: Sequence[JobResult]) -> str:
-    """The environment of the fastest job."""
     found = [(one.step_us, one.change) for one in history if one.step_us is not None]
     return min(found)[1] if found else USUAL
 
@@ -106,7 +103,6 @@ def _candidate(place: int) -> Candidate:
 
 
 def ours(history: Sequence[JobResult], candidates: Sequence[Candidate]) -> str:
-    """The policy that is judged."""
     return next_job(history, candidates).change
 
 

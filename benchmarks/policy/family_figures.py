@@ -61,8 +61,6 @@ class Played(NamedTuple):
 
 @dataclass(frozen=True)
 class Judged:
-    """Results of policies on one machine."""
-
     gain: float
     """Gain of the best settings over NCCL's own choices, as a share of calls' time."""
     jobs: Mapping[str, Sequence[Played]]

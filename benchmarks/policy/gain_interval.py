@@ -1,4 +1,4 @@
-"""Whether what is said of a job's gain is true: intervals held against simulated jobs whose gain is known.
+"""Whether the stated gain of a job is true: intervals against simulated jobs whose gain is known.
 
 python -m benchmarks gain_interval [--jobs N] [--quick] [--json]
 

@@ -1,4 +1,4 @@
-"""How large the policy is: modules, lines and named constants of all that decides.
+"""How large the policy is: its modules, lines and named constants.
 
 python -m benchmarks policy_size [--json]
 
@@ -71,7 +71,6 @@ def code_lines(source: str) -> int:
 
 
 def sizes() -> dict[str, int]:
-    """The figures by metric."""
     sources = [path.read_text() for path in modules()]
     return {
         "policy_modules": len(sources),

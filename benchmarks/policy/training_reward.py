@@ -1,4 +1,4 @@
-"""Are collectives judged by what training feels? Step time of jobs whose communication hides behind computation.
+"""Are collectives judged by their effect on training? Step time of jobs whose communication hides behind computation.
 
 python -m benchmarks training_reward [--quick] [--json]
 

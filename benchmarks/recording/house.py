@@ -1,4 +1,4 @@
-"""How large the house is: lines by room, named constants, and files that are too long.
+"""How large the project is: lines by area, named constants, and files that are too long.
 
 python -m benchmarks house [--json]
 
@@ -72,7 +72,6 @@ def installed() -> set[Path]:
 
 
 def sizes() -> dict[str, int]:
-    """The figures by metric."""
     lines = {path: len(path.read_text().splitlines()) for path in tracked(*PRODUCT, "tests", "benchmarks")}
     rooms = {path: path.relative_to(ROOT).parts[0] for path in lines}
     product, wheel = [path for path in lines if rooms[path] in PRODUCT], installed()

@@ -93,7 +93,7 @@ def record(run: Run) -> Recorded:
         raise RuntimeError(f"exit code {process.returncode}, and no line of JSON at the end of its output") from None
     recorded = Recorded(
         results=tuple(Result(**one) for one in document["results"]),
-        environment=document["environment"] | {"load": round(load, 2)},  # what others did, not what it did itself
+        environment=document["environment"] | {"load": round(load, 2)},  # of other processes
         command=f"python -m benchmarks {run.command}",
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         commit=commit,

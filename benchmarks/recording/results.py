@@ -36,13 +36,11 @@ is worked on. `benchmarks/results` has them all, with those without a target.
 
 
 def main() -> None:
-    """Write the page, and the README's figures."""
     PAGE.write_text(page())
     README.write_text(readme())
 
 
 def page() -> str:
-    """docs/results.md as it should be."""
     recorded = [(run, Recorded.load(run.path)) for run in RUNS if run.path.exists()]
     missing = [f"`{run.name}`" for run in RUNS if not run.path.exists()]
     sections = [_section(run, found) for run, found in recorded]

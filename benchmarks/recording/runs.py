@@ -120,8 +120,6 @@ RUNS: Final = (
 
 @dataclass(frozen=True)
 class ReadmeFigure:
-    """A line of the README's table."""
-
     run: str
     metric: str
     """A regular expression: the worst of all matching figures is shown."""
@@ -153,8 +151,6 @@ README_FIGURES: Final = (
 
 @dataclass(frozen=True)
 class Recorded:
-    """The result of a run."""
-
     results: tuple[Result, ...]
     environment: dict[str, Any]
     command: str

@@ -41,7 +41,7 @@ def python_of(release: str) -> Path:
         # numpy: torch wants it; the wheels of PyPI are those for CUDA.
         subprocess.run([*install, f"torch=={release}", "numpy"], check=True)
         subprocess.run([*install, "--editable", str(REPOSITORY)], check=True)
-        for framework in FRAMEWORKS:  # some build on what is not here
+        for framework in FRAMEWORKS:  # some need packages that are missing here
             subprocess.run(
                 [*install, framework, f"torch=={release}"], check=False, env={**os.environ, "DS_BUILD_OPS": "0"}
             )

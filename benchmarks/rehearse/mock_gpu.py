@@ -99,7 +99,6 @@ class MockGpu(MockCuda):
         self._set_nccl(nccl._handle)
 
     def set_node(self, node: int) -> None:
-        """The node of the cluster that this process is on."""
         self._set_node(node)
 
     def set_most_bytes(self, n_bytes: int) -> None:

@@ -28,8 +28,6 @@ class Outcome:
 
 
 class Outcomes:
-    """A file of lines."""
-
     def __init__(self, path: Path, *, afresh: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if afresh:

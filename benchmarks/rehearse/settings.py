@@ -28,8 +28,6 @@ SITE_DIR: Final = Path(__file__).parent / "site"
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """One rank's."""
-
     fabric: Fabric
     slower: float
     moves_mb: float

@@ -44,7 +44,7 @@ def start() -> None:
     machine = read_machine(Path(os.environ["NCCL_TOPO_FILE"])).with_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
     # torchrun's node, unless the program sets the hosts of its ranks, and how they reach each other
     host = os.environ.get("NCCL_HOSTID", "")
-    if not host or host.startswith(_HOST):  # torchrun imports torch, too, and its ranks inherit what that set
+    if not host or host.startswith(_HOST):  # torchrun imports torch, too, and its ranks inherit these variables
         host = f"{_HOST}{fabric.name}-{os.environ.get('GROUP_RANK', '0')}"
     net_plugin = os.environ.get("NCCL_NET_PLUGIN")
     cuda_version = int(runtime.suffix[1:]) * 1000 + (90 if runtime.suffix == ".12" else 0)
@@ -94,7 +94,6 @@ def _fail_if_freed_memory_was_used(mock: MockGpu) -> None:
 
 
 def _library(pattern: str) -> Path:
-    """One of torch's CUDA libraries."""
     found = sorted(Path(sysconfig.get_paths()["purelib"], "nvidia").glob(f"*/lib/{pattern}"))
     if not found:
         raise UserError(f"torch brings no {pattern} here", "install a build of torch for CUDA, from PyPI for example")

@@ -22,7 +22,6 @@ class Load:
         return self.batch * self.n_context
 
     def model(self) -> Any:
-        """Our example GPT, in fp32."""
         from zerotune.zero_runtime.examples.gpt import GPT, GPTShape
 
         return GPT(GPTShape(n_context=self.n_context, n_layers=self.n_layers, n_heads=4, width=self.width))
@@ -38,7 +37,6 @@ class Load:
         return model(*batch)
 
     def layers(self, model: Any) -> list[Any]:
-        """The layers that FSDP2 shards one by one."""
         return list(model.blocks)
 
 

@@ -37,8 +37,6 @@ DEEPSPEED_BF16 = ("deepspeed-2", "deepspeed-3")
 
 @dataclass(frozen=True)
 class Cell:
-    """A load, a precision, and a number of ranks."""
-
     load: str
     precision: str
     n_ranks: int
@@ -139,7 +137,6 @@ def resident_bytes(field: str) -> int:
 
 
 def plain_model(load: Load, precision: str) -> Any:
-    """The model as torch alone would train it."""
     import torch
 
     return load.model().train().to(torch.float32 if precision == "fp32" else torch.bfloat16)
@@ -186,7 +183,7 @@ def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float,
     profile.create_stats()
     for (file, _, _), (_, _, total, _, _) in profile.stats.items():
         if f"{os.sep}zero_runtime{os.sep}" in file and "examples" not in file:
-            own += total  # own time only: what torch does on our behalf is not Python's
+            own += total  # own time only: not that of torch's functions
     out.put(100 * own / n / statistics.median(plain))
     dist.destroy_process_group()
 

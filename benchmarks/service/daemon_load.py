@@ -228,7 +228,7 @@ class Load:
                     ranks[0].send_multipart(wire.encode(adopted))
 
     def keep_alive(self) -> None:
-        """The other ranks greet too, and discard the answers."""
+        """The other ranks send Hello too, and discard the answers."""
         for job, ranks in enumerate(self.sockets):
             for rank, socket in enumerate(ranks[1:], start=1):
                 self.hello(job, rank)
@@ -237,13 +237,12 @@ class Load:
 
 
 def start(mode: str, *arguments: str, core: int) -> subprocess.Popen[bytes]:
-    """Start a part of this benchmark as a process."""
     command = [sys.executable, "-m", "benchmarks.service.daemon_load", mode, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command, preexec_fn=lambda: os.sched_setaffinity(0, {core}), env=environment, stdout=subprocess.PIPE
     )
-    atexit.register(process.kill)  # whatever goes wrong here, no daemon is left behind
+    atexit.register(process.kill)  # no daemon is left behind after an error
     return process
 
 
@@ -265,7 +264,6 @@ def cpu_s(process: subprocess.Popen[bytes]) -> float:
 def throughput(
     context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: int, n_rounds: int
 ) -> tuple[float, float, int]:
-    """Observations that the daemon takes until they are in its store."""
     endpoint, path = f"ipc://{folder}/d.sock", folder / "store.db"
     daemon = start("--serve", endpoint, str(path), core=core)
     wait_for(endpoint)
@@ -306,7 +304,7 @@ def latency(
     sent = [0, 0.0]
 
     def send() -> None:
-        os.nice(5)  # of this thread: what the probe waits for is the daemon, not a turn on this core
+        os.nice(5)  # of this thread: the probe must wait for the daemon, not for this core
         load.n_unread = [1] * N_JOBS
         start_s, n_rounds, n_thoughts = time.monotonic(), 0, 0
         while not stop.is_set():

@@ -1,4 +1,4 @@
-"""Attacks on what is open to others, made from outside: by strangers of the network, and by files that others wrote.
+"""Attacks from outside on all that is open: by strangers of the network, and by files that others wrote.
 
 Run: python -m benchmarks doors [--quick] [--json]
 
@@ -79,7 +79,7 @@ def command(folder: Path, *words: str, n_files: int = 0) -> subprocess.Completed
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """An environment that keeps a command within a folder."""
+    """It keeps a command within a folder."""
     names = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "ZEROTUNE_RUNTIME_DIR")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ZEROTUNE_")}
     return kept | {name: str(folder / name.lower()) for name in names}
@@ -94,7 +94,7 @@ def until(is_so: Callable[[], bool]) -> bool:
 
 
 def is_refused(done: subprocess.CompletedProcess[str]) -> bool:
-    """A command ended with a sentence."""
+    """The command printed one sentence instead of a traceback."""
     return done.returncode == 2 and "Traceback" not in done.stderr
 
 
@@ -136,7 +136,6 @@ def planted_module(folder: Path) -> bool:
 
 
 def few_files(folder: Path) -> bool:
-    """A command may open few files."""
     return all(is_refused(command(folder, "launch", "--", "true", n_files=n)) for n in (10, 16, 20))
 
 
@@ -249,7 +248,6 @@ def greeting(number: int, facts: dict[str, str | int | float | bool]) -> wire.He
 
 
 def holds_places(attack: Callable[[Path, dict[str, str]], bool]) -> Callable[[Path], bool]:
-    """Shared places are held."""
     return lambda folder: attack(folder, environment(folder))
 
 

@@ -1,4 +1,4 @@
-"""A fleet of a thousand nodes: what it costs the daemon that leads a job of all of them, and what a new node has of it.
+"""A fleet of a thousand nodes: the cost for the daemon that leads a job of all of them, and the gain of a new node.
 
 Run: python -m benchmarks fleet [--quick] [--json] [--nodes N]
 
@@ -152,7 +152,6 @@ def lead(folder: Path, n_nodes: int, traffic_s: int) -> list[Result]:
 
 
 def _meet(endpoint: str, first: FirstNode, others: list[OtherNode], n_nodes: int) -> None:
-    """Wait until the leading daemon knows all ranks."""
     deadline_s, n_seen = time.monotonic() + WAIT_S, 0
     while time.monotonic() < deadline_s:
         first.greet()
@@ -219,8 +218,6 @@ def tried_by(number: int) -> npt.NDArray[np.void]:
 
 
 class TimedStorage(Storage):
-    """Remembers the duration of each write."""
-
     def __init__(self, url: str) -> None:
         super().__init__(url, writes=True)
         self.took_s: list[tuple[float, float]] = []

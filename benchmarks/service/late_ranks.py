@@ -60,8 +60,6 @@ class Story:
 
 
 def drawn(kind: str, n_ranks: int, per_node: int, rng: np.random.Generator) -> list[Story]:
-    """The parts of a job's story."""
-
     def lateness() -> tuple[float, float]:
         return float(rng.uniform(0.03, 0.4)), float(rng.uniform(0.8, 1.0))
 
@@ -192,7 +190,6 @@ class World:
                 self.joiners[0].add(node * self.per_node, observed)
 
     def recent_us(self) -> float:
-        """A step's time."""
         return float(np.median(np.diff(self.steps_us[-64:])))
 
     def named(self) -> tuple[set[int], bool]:
@@ -269,7 +266,7 @@ def played(n_jobs: int, n_nobody: int, seed: int) -> Iterator[Result]:
             yield Result(f"late_rank_recall@{kind}", recall, "of late ranks", ">= 0.99")
     in_noise = [one.ever_wrong for one in parts if one.kind in NOBODY]
     test = binomtest(sum(in_noise), len(in_noise))
-    share, upper = test.statistic, test.proportion_ci(0.9).high  # one end of it, so 95 %
+    share, upper = test.statistic, test.proportion_ci(0.9).high  # one end of the interval, so 95 %
     yield Result("jobs_without_late_ranks", len(in_noise), "jobs")
     yield Result("blamed_wrongly_without_late_ranks", share, "of jobs, at any time", "<= 0.01")
     yield Result("blamed_wrongly_without_late_ranks_upper_95", upper, "of jobs, at any time", "<= 0.01")

@@ -1,5 +1,5 @@
-/* Between a process and the kernel (LD_PRELOAD): the n-th call of one kind on files of one folder fails, and what is
- * changed in the folder is logged for a replay.
+/* Between a process and the kernel (LD_PRELOAD): the n-th call of one kind on files of one folder fails, and changes
+ * in the folder are logged for a replay.
  *
  * Kinds are counted apart. A call of malloc counts if it comes from SQLite's library. */
 #define _GNU_SOURCE
@@ -93,7 +93,7 @@ static void put(int what, uint64_t inode, int64_t offset, const char *name, cons
     if (failed) _exit(99);
 }
 
-/* What the process was told at this place of the log. */
+/* The answer that the process got at this place of the log. */
 void faults_mark(int64_t number) {
     pthread_mutex_lock(&mutex);
     put(LOG_MARK, 0, number, NULL, NULL, 0);

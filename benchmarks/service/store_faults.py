@@ -1,12 +1,10 @@
-"""The store under failing system calls and power cuts: what was acknowledged is there, nothing that was not written.
+"""The store under failing system calls and power cuts: every acknowledged row is there, and no invented row.
 
 Run: python -m benchmarks store_faults [--quick] [--json]
 
-In each scenario of a store's life (store_faults_worker.py) one call fails, or the power goes after one change. Then the
-next daemon opens the store. `disagreements`: rows that are wrong, doubled or of half a batch, and unsound stores.
-`rows_given_up`: rows that the store reports as lost after one fault. `unexpected_errors`: errors without a clear
-refusal, or refusals that outlast the fault. `worst_stall_ms`: a call of the recording thread, which must not wait for a
-disk.
+In each scenario (store_faults_worker.py) one call fails, or the power goes after one change, and the next daemon opens
+the store. `disagreements`: wrong or doubled rows, parts of batches, unsound stores. `rows_given_up`: reported as lost.
+`unexpected_errors`: errors without a clear refusal, or refusals that outlast the fault.
 """
 
 from __future__ import annotations
@@ -62,15 +60,12 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def build(folder: Path) -> Path:
-    """Compile the shim into `folder`."""
     built = folder / SHIM.with_suffix(".so").name
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", built, SHIM, "-ldl", "-pthread"], check=True)
     return built
 
 
 class Worker:
-    """A process that runs scenarios under the shim."""
-
     def __init__(self, shim: Path, scratch: Path) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.service.store_faults_worker", str(scratch)],
@@ -89,7 +84,6 @@ class Worker:
         self._process.wait()
 
     def ask(self, **job: Any) -> dict[str, Any]:
-        """The answer to one job."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(job) + "\n")
@@ -99,8 +93,6 @@ class Worker:
 
 @dataclass
 class Tally:
-    """The results of all runs."""
-
     events: Counter[str] = field(default_factory=Counter)
     """By kind."""
     sums: Counter[str] = field(default_factory=Counter)
@@ -143,7 +135,6 @@ def jobs_of(worker: Worker, scratch: Path) -> list[dict[str, Any]]:
 
 
 def name_of(job: dict[str, Any]) -> str:
-    """A fault, for people."""
     how = ("", ", half written", ", half written and then nothing")[job["how"]]
     return f"{job['scenario']}: {job['kind']} {job['at']}, {errno.errorcode[job['errno']]}{how}"
 
@@ -215,7 +206,7 @@ def measure(most_s: float | None, n_workers: int) -> tuple[Tally, int]:
         threads = [threading.Thread(target=serve, args=(worker,)) for worker in workers]
         for thread in threads:
             thread.start()
-        with suppress(KeyboardInterrupt):  # what was found until then is told
+        with suppress(KeyboardInterrupt):  # the findings so far are reported
             wait_for(threads, most_s, lambda: say(f"{n_jobs - waiting.qsize():,} of {n_jobs:,} runs"))
         has_ended.set()
         for thread in threads:

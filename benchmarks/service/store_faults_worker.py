@@ -88,7 +88,6 @@ def job_of(number: int) -> str:
 
 
 def step_of(number: int) -> StepRecord:
-    """A step for each batch."""
     return StepRecord(number, 1, number + 0.5)
 
 
@@ -110,12 +109,10 @@ class Ledger:
         self.errors: list[str] = []
 
     def told(self, number: int) -> None:
-        """Something was acknowledged."""
         self.acked.add(number)
         SHIM.faults_mark(ctypes.c_int64(number))
 
     def record(self, store: Store, number: int) -> None:
-        """Record a batch as the daemon does, and wait for it."""
         self.tried.add(number)
         records: tuple[Callable[[], None], ...] = (
             lambda: store.record_job(job_of(number), "fabric", {"gpu": "H100"}, 8, f"name{number % 2}"),
@@ -137,7 +134,6 @@ class Ledger:
 
 
 def decision_of(number: int) -> Decision:
-    """A decision for each batch."""
     return Decision(job_of(number), "fabric", _KEY, BASELINE, number, "keep", f"reason{number}", step=number)
 
 
@@ -235,7 +231,6 @@ def overwrite_page_of(path: Path, row: int) -> None:
 
 
 def make_templates(folder: Path) -> None:
-    """One folder per scenario with its initial files."""
     for name in SCENARIOS:
         (folder / name).mkdir(mode=0o700)
         path = folder / name / "store.db"

@@ -22,7 +22,6 @@ PAUSED: Final = "paused"
 PROMISED: Final = "promised"
 """The thread stops when it has promised."""
 PAUSE_S: Final = 5
-"""The length of a stop."""
 FAILING: Final = "failing"
 """A request to the job's store fails, once."""
 FAILING_REQUEST: Final = 2
@@ -63,7 +62,6 @@ def _fail_one_request() -> None:
 
 
 def counters() -> dict[str, Any] | None:
-    """This rank's counters at the end of its script."""
     installed = activate.installed
     tell = getattr(installed.session, "agreement_counters", None) if installed is not None else None
     told = tell() if tell is not None else None

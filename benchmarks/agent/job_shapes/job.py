@@ -35,7 +35,6 @@ class Job:
         self._paced_at_s = time.monotonic()
 
     def batch(self, step: int, n_rows: int = 8) -> torch.Tensor:
-        """This rank's data of a step."""
         draw = torch.Generator().manual_seed(1000 * step + self.rank)
         return torch.randn(n_rows, WIDTH, generator=draw)
 
@@ -60,8 +59,6 @@ SHAPES: Final[dict[str, Shape]] = {}
 def shape(
     n_ranks: int = 2, *, makes_group: bool = True, max_restarts: int = 0
 ) -> Callable[[Callable[[Job], None]], Callable[[Job], None]]:
-    """Register a function as a shape."""
-
     def register(run: Callable[[Job], None]) -> Callable[[Job], None]:
         SHAPES[run.__name__] = Shape(run, n_ranks, makes_group, max_restarts)
         return run
@@ -89,7 +86,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tenso
 
 
 def flat(model: nn.Module) -> torch.Tensor:
-    """A copy of all parameters."""
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 

@@ -81,7 +81,6 @@ def megatron(job: Job) -> None:
 
 @shape()
 def step_in_backward(job: Job) -> None:
-    """Each parameter's optimizer steps as soon as its gradient is there."""
     model = mlp()
     for parameter in model.parameters():
         optimizer = torch.optim.SGD([parameter], lr=0.01)

@@ -70,7 +70,6 @@ class Event:
 def run(
     shape: Shape, folder: Path, environment: dict[str, str], *, half: int = 0, event: Event | None = None
 ) -> Outcome:
-    """Run one job to its end, or until it hangs."""
     folder.mkdir()
     began_s = time.monotonic()
     host, port = _serve_store()
@@ -101,8 +100,6 @@ def run(
 
 
 class _Pending:
-    """An event that has not happened, or is not over."""
-
     def __init__(self, event: Event | None, folder: Path, half: int) -> None:
         self._event, self._folder, self._half = event, folder, half
         self._happened_s: float | None = None
@@ -180,7 +177,7 @@ def _fork(shape: Shape, rank: int, attempt: int, folder: Path, environment: dict
     code = ENDED_BADLY
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        atexit._clear()  # what this process does at its exit is no rank's
+        atexit._clear()  # a rank must not run this process's handlers
         with open(folder / f"output.{rank}.{attempt}", "wb", buffering=0) as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
@@ -195,7 +192,6 @@ def _fork(shape: Shape, rank: int, attempt: int, folder: Path, environment: dict
 
 
 def _train(shape: Shape, rank: int, attempt: int, folder: Path) -> int:
-    """Run the script of a rank; returns its exit code."""
     try:
         befall()
         activate()

@@ -13,7 +13,6 @@ from zerotune import zero_runtime
 
 @shape()
 def fsdp2(job: Job) -> None:
-    """FSDP2, forward and backward gathers."""
     model = mlp()
     for block in model:
         fully_shard(block)

@@ -37,7 +37,6 @@ def _store() -> dist.Store:
 
 @shape(3)
 def shrunk_group(job: Job) -> None:
-    """A rank leaves by `shrink_group`, and the others go on."""
     model = mlp()
     optimizer = adamw(model)
     for step in range(300):

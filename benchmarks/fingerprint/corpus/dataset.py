@@ -63,7 +63,6 @@ class Sequence:
         return np.maximum(0.0, np.diff(self.start_us, prepend=self.start_us[:1])).astype(np.float64)
 
     def step(self, number: int) -> slice:
-        """The range of one step's calls."""
         ends = (*self.step_starts[1:], len(self.collectives))
         return slice(self.step_starts[number], ends[number])
 

@@ -28,8 +28,6 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Setup:
-    """One training run."""
-
     framework: str
     training: TrainingKind
     model: model_shapes.ModelShape

@@ -78,7 +78,6 @@ def _sizes(n: int, rng: np.random.Generator) -> list[int]:
 
 
 def _sprinkled(calls: Calls, rng: np.random.Generator) -> Calls:
-    """With a few counters and flags."""
     calls = list(calls)
     for _ in range(int(rng.choice([0, 0, 1, 2, 4]))):
         small = (Collective(rng.choice([AR, BROADCAST, AG])), int(rng.choice([1, 4, 8, 64, 1024])))

@@ -40,7 +40,6 @@ def draw_pieces(rng: Rng) -> Pieces:
 
 
 def _unit(rng: Rng) -> list[int]:
-    """Matrices and vectors of one unit."""
     width = int(np.exp(rng.uniform(np.log(32), np.log(6000))))
     matrices = [
         int(rng.choice([0.25, 0.5, 1, 1, 1, 2, 3, 4, 4]) * width * width) for _ in range(int(rng.integers(1, 7)))

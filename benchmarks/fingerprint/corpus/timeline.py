@@ -61,7 +61,6 @@ class Timeline:
         self.start_us.append(start_us)
 
     def drain(self) -> None:
-        """Wait for everything."""
         self._now_us = max(self._now_us, self._busy_until_us)
 
     def columns(self) -> tuple[Ints, Ints, Ints]:

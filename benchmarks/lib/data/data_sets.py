@@ -38,8 +38,6 @@ class Problem:
 
 
 class DataSet(NamedTuple):
-    """Keys of one machine, and its description."""
-
     name: str
     problems: list[Problem]
     facts: Facts

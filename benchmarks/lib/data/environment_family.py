@@ -88,7 +88,6 @@ class Machine:
 
 
 def draw(seed: int) -> Machine:
-    """The random machine of this seed."""
     rng = np.random.default_rng([seed, 54])
     n_environments = int(rng.integers(N_ENVIRONMENTS[0], N_ENVIRONMENTS[1] + 1))
     ratios, usual_us = grid(rng, n_environments)

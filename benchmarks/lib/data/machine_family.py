@@ -161,8 +161,6 @@ def draw(seed: int) -> Machine:
 
 
 class Kind(NamedTuple):
-    """The common properties of one machine's settings."""
-
     shares: tuple[float, ...]
     """Of (key, setting) pairs whose log ratio is below those of `log_ratios_there`."""
     log_ratios_there: tuple[float, ...]

@@ -1,7 +1,7 @@
-// Loaded with LD_PRELOAD: a process's clocks, shifted by what a shared file says at each call.
+// Loaded with LD_PRELOAD: a process's clocks, shifted by the offsets in a shared file at each call.
 //
-// The machine's own clock is never touched, so a wait until some time of a shifted clock must be told to the kernel in the
-// kernel's time. A wait that has begun keeps its length when the clock jumps.
+// The machine's own clock is never touched, so a wait until a time of a shifted clock is converted to the kernel's
+// time. A wait that has begun keeps its length when the clock jumps.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define NS_PER_S 1000000000LL
-// No machine has been up for so long, and no calendar is so early.
+// A monotonic time is always below this, a calendar time above.
 #define EARLIEST_REALTIME_S 500000000
 
 static const volatile int64_t nothing[2];
@@ -93,7 +93,7 @@ time_t time(time_t *told) {
 int pthread_cond_timedwait(
     pthread_cond_t *restrict condition, pthread_mutex_t *restrict mutex, const struct timespec *restrict deadline) {
     NEXT(pthread_cond_timedwait, "GLIBC_2.3.2");
-    // Which clock a condition goes by is nowhere to be read.
+    // The clock of a condition cannot be read.
     clockid_t clock = deadline->tv_sec > EARLIEST_REALTIME_S ? CLOCK_REALTIME : CLOCK_MONOTONIC;
     struct timespec kernel_time = in_kernel_time(deadline, clock);
     return next(condition, mutex, &kernel_time);

@@ -20,8 +20,6 @@ LEADER: Final = "10.72.0.1"
 
 @dataclass(frozen=True)
 class Namespace:
-    """One node's network."""
-
     name: str
     address: str
     """On the link."""
@@ -33,7 +31,6 @@ class Namespace:
 
     @property
     def path(self) -> Path:
-        """The namespace's file."""
         return Path("/run/netns") / self.name
 
 

@@ -31,17 +31,14 @@ class WireTap:
         self._thread.start()
 
     def hold(self) -> None:
-        """Keep back the client's frames from now on."""
         self._held = []
 
     def release(self, *order: int) -> None:
-        """Pass on frames that were kept back."""
         held, self._held = self._held or [], None
         self.say(*(held[at] for at in order))
 
     @property
     def n_held(self) -> int:
-        """Frames that are kept back."""
         return len(self._held or ())
 
     def say(self, *frames: bytes) -> None:

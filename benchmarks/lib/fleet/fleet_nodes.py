@@ -54,7 +54,7 @@ class FirstNode:
         self._offered: Plan | None = None
 
     def greet(self) -> None:
-        """All ranks greet, and rank 0 receives its offer."""
+        """All ranks send Hello, and rank 0 receives its offer."""
         for rank, socket in enumerate(self._sockets):
             hello = wire.Hello(
                 JOB, rank, self._n_ranks, rank, "node0", os.getpid(), "fleet", self._facts, 22809, 5, self.plan.epoch
@@ -116,7 +116,6 @@ class OtherNode:
         self.uplink.forward(self._rank, RANKS_PER_NODE, seen)
 
     def leave(self) -> None:
-        """The ranks of this node have left."""
         self.uplink.end(self._rank)
 
 

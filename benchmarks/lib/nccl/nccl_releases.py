@@ -26,7 +26,6 @@ _MEMBER: Final = "nvidia/nccl/lib/libnccl.so.2"
 
 
 def cache() -> Path:
-    """Folder that keeps the libraries."""
     return Path(os.environ.get("ZEROTUNE_NCCL_CACHE", cache_folder() / "nccl-releases"))
 
 

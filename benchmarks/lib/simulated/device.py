@@ -27,7 +27,6 @@ class Device:
         self._n_steps = 0
 
     def enqueue(self, work_us: float) -> None:
-        """A step's work."""
         self._queue.append(work_us)
         self._n_steps += 1
 

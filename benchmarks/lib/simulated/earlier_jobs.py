@@ -23,7 +23,6 @@ Gains = Mapping[tuple[Call, Candidate], float]
 
 
 def key_of(world: World, call: Call) -> DecisionKey:
-    """The key of a call in a job's brain."""
     return DecisionKey(world.communicator, call.collective, call.phase, size_class(call.message_bytes))
 
 
@@ -75,7 +74,6 @@ class OnlyThese(CostPrior):
         return (BASELINE, *(one for one in possible if one in self._settings))
 
     def change(self, *settings: Candidate) -> None:
-        """Offer these from now on."""
         self._settings = settings
         self.revision += 1
 

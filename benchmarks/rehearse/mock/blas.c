@@ -40,7 +40,7 @@ static int cublasSetStream(blas_handle *handle, void *stream) {
   return 0;
 }
 
-/* What lies between the addresses differs, and does not matter. */
+/* The arguments between the addresses differ, and do not matter. */
 #define GEMM(name, a_to_b, b_to_c)                                                                                     \
   static int name(blas_handle *handle, UNUSED int turn_a, UNUSED int turn_b, int m, int n, int k,                      \
                   UNUSED const void *alpha, const void *a, a_to_b const void *b, b_to_c const void *c) {               \

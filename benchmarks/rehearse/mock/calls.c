@@ -38,7 +38,7 @@ static void *real(const char *name) {
   if (name##_real == NULL) *(void **)&name##_real = real(#name);               \
   if (name##_real == NULL) return NCCL_SYSTEM_ERROR
 
-/* ---- what was called and not launched ---- */
+/* ---- calls that were not launched yet ---- */
 
 typedef struct pending {
   communicator *of;
@@ -130,8 +130,8 @@ call *mock_take_calls(const char *device, communicator **of, size_t *n_calls) {
   return taken;
 }
 
-/* What was called without a kernel of collectives, as those of a single rank are: bytes travel all the same. Of this thread's
- * group, or of a communicator that is done with what it was given. */
+/* Calls without a kernel of collectives, as those of a single rank: bytes travel all the same. They belong to this thread's
+ * group, or to a communicator that is idle. */
 static void settle(const communicator *done) {
   for (;;) {
     pthread_mutex_lock(&lock);
@@ -169,10 +169,10 @@ static uint64_t hash_of(const void *content, size_t n_bytes, uint64_t hash) {
 }
 #define HASH_START UINT64_C(14695981039346656037)
 
-/* A communicator that is being made: NCCL writes its address when it is there. */
+/* A communicator under construction: NCCL writes its address when it is ready. */
 typedef struct coming {
-  void **made, *host;  /* where to, and what was written already */
-  void *tells;         /* the communicator whose state says that it is done: itself, or its parent */
+  void **made, *host;  /* the target, and the value already written */
+  void *tells;         /* the communicator whose state has the completion: itself, or its parent */
   uint64_t key, group;
   struct coming *next;
 } coming;
@@ -194,7 +194,7 @@ static void join(const coming *one) {
     fprintf(stderr, "zerotune: the mock CUDA cannot let the ranks of a communicator meet: no bytes travel in it\n");
 }
 
-/* One whose state this communicator tells, or (NULL) that this thread's group made; NULL = none. */
+/* One whose state is this communicator's, or (NULL) that this thread's group made; NULL = none. */
 static coming *take_coming(const void *tells) {
   pthread_mutex_lock(&lock);
   coming **at = &all_coming;
@@ -382,7 +382,7 @@ MOCK_API nccl_result ncclRecv(void *to, size_t count, int type, int peer, void *
   return called(ncclRecv_real(to, count, type, peer, host, stream));
 }
 
-/* ---- what NCCL makes of messages, from 2.28 on ---- */
+/* ---- collectives that NCCL makes of messages, from 2.28 on ---- */
 
 static void note_messages(void *host, void *stream, const void *from, void *to, size_t count, int type, int sender,
                           int receiver) {

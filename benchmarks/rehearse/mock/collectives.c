@@ -1,4 +1,4 @@
-/* A launch of NCCL's in its stream: it begins once all ranks are ready, moves their bytes, and ends when its price says. */
+/* A launch of NCCL's in its stream: it begins once all ranks are ready, moves their bytes, and ends after its price. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,7 +57,7 @@ static uint64_t mixed(uint64_t state) {
   return state ^ state >> 31;
 }
 
-/* The function is Python's: each price is asked for once, and without any lock that another thread may want. */
+/* The function is Python's: it is called once for each price, without any lock that another thread may want. */
 static double price_us(const asked *one) {
   uint64_t words[sizeof *one / 8], hash = 0;
   memcpy(words, one, sizeof words);

@@ -7,7 +7,7 @@
 #define UNUSED __attribute__((unused))
 
 /* Copies take the place in their stream that they have on a GPU. Memory of the program itself may change as soon as the
- * call returns: what is copied from it is put aside, and a copy to it waits for its turn. */
+ * call returns: a copy from it keeps the bytes aside, and a copy to it waits for its turn. */
 typedef struct {
   operation base;
   void *to;

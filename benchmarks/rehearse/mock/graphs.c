@@ -1,4 +1,4 @@
-/* CUDA graphs: what streams would have run while they captured, in the order in which it was issued. */
+/* CUDA graphs: the operations of streams that captured, in the order of issue. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -214,7 +214,7 @@ static cuda_error cudaGraphNodeGetDependencies(UNUSED void *node, UNUSED void **
   return CUDA_SUCCESS;
 }
 
-/* ---- what lives as long as a graph ---- */
+/* ---- objects that live as long as a graph ---- */
 
 static cuda_error cudaUserObjectCreate(user_object **out, void *pointer, void (*destroy)(void *), unsigned n_references,
                                        UNUSED unsigned flags) {

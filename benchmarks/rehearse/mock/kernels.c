@@ -1,8 +1,8 @@
-/* The few kernels of torch's that are computed, by their names: those that say how large its next buffer is; and the many
- * that work element by element, of which only the addresses are known.
+/* The few kernels of torch that are computed, by their names: those that determine the size of its next buffer; and the
+ * many that work element by element, of which only the addresses are known.
  *
- * Sizes of pickled objects are filled, joined, added up and compared on the GPU; `nonzero`, and with it all that prints a
- * tensor, counts there. What a kernel that does nothing left there might be any size. Larger tensors are left alone. */
+ * Sizes of pickled objects are filled, joined, added up and compared on the GPU; `nonzero`, and with it the printing of
+ * a tensor, counts there. Without the kernel such a size would be random. Larger tensors are left alone. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -168,7 +168,7 @@ static bool run(operation *self, uint64_t *ready_ns) {
     break;
   default:
     for (int64_t i = 0; i < one->n_elements; i++) {
-      int64_t words[2]; /* the factor of what is added, or the number and its factor */
+      int64_t words[2]; /* the factor of the added tensor, or the number and its factor */
       memcpy(words, one->value, sizeof words);
       const int64_t added = one->what == ADD ? integer_at(one, 1, i) * words[0] : words[0] * words[1];
       const int64_t result = integer_at(one, 0, i) + added;
@@ -252,7 +252,7 @@ static bool read_sum(computation *one, void **parameters) {
   return false;
 }
 
-/* ({what is counted, without members, input}, output, elements, ...) */
+/* ({empty functor, input}, output, elements, ...) */
 static bool read_count(computation *one, void **parameters) {
   one->from[0] = ((const char *const *)parameters[0])[1];
   memcpy(&one->to, parameters[1], sizeof one->to);
@@ -283,7 +283,7 @@ cuda_error mock_compute(const void *function, cuda_dim3 grid, void **parameters,
                         : kernel->what == COUNT ? read_count(made, parameters)
                                                 : read_elementwise(made, parameters);
   if (readable) {
-    *uses = (mock_uses){0}; /* told by the computation */
+    *uses = (mock_uses){0}; /* the computation reports them */
     return mock_enqueue(stream, &made->base);
   }
   free(made);

@@ -283,7 +283,7 @@ static bool publish(communicator *of, const call *one, uint64_t arrival_ns, uint
   return true;
 }
 
-/* What real ranks would hang on. */
+/* Real ranks would hang on this. */
 static bool agree(communicator *of, const call *one) {
   const announced_call *const mine = announced(of, of->rank, one->sequence);
   for (int rank = 0; rank < of->n_ranks && !of->stuck; rank++) {

@@ -1,4 +1,4 @@
-/* Ranks of one communicator as they know each other, and the bytes that go between them. */
+/* Ranks of one communicator, and the bytes that go between them. */
 #ifndef ZEROTUNE_MOCK_RANKS_H
 #define ZEROTUNE_MOCK_RANKS_H
 
@@ -8,7 +8,7 @@ enum { CALL_ALL_GATHER, CALL_REDUCE_SCATTER, CALL_ALL_REDUCE, CALL_BROADCAST, CA
 
 typedef struct communicator communicator;
 
-/* One call of NCCL's API, and how far it is. */
+/* One call of NCCL's API, and its progress. */
 typedef struct {
   int collective;
   const void *from;

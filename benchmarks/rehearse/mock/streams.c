@@ -15,7 +15,7 @@ __asm__(".symver pthread_detach,pthread_detach@GLIBC_2.2.5");
 #define UNUSED __attribute__((unused))
 #define N_AHEAD 1024u /* kernels that a stream takes before the host has to wait, as on a real GPU */
 #define MOMENT_NS 100000 /* between looks of a thread of the program that waits */
-#define SELDOM_NS 400000 /* of the worker: what it finds late has its times all the same */
+#define SELDOM_NS 400000 /* of the worker: late work gets correct times all the same */
 #define N_DEFAULTS MOCK_MAX_DEVICES
 #define NON_BLOCKING 1u /* cudaStreamNonBlocking */
 
@@ -28,7 +28,7 @@ struct stream {
   int priority, device;
   unsigned flags;
   bool is_legacy; /* the default stream, which orders those that do not say that they are apart */
-  bool is_gone;   /* destroyed: what is in it is carried out all the same */
+  bool is_gone;   /* destroyed: its operations are carried out all the same */
   bool running; /* its first operation is a host function that runs */
   capture *captures;
   stream *next; /* of all streams */
@@ -175,7 +175,7 @@ static void free_gone(void) {
   }
 }
 
-/* Carries out what waits for other processes, when no thread of the program asks. */
+/* Carries out operations that wait for other processes, when no thread of the program does. */
 static void *work(void *nothing) {
   pthread_mutex_lock(&lock);
   for (;;) {
@@ -318,7 +318,7 @@ static cuda_error cudaStreamCreateWithFlags(void **out, unsigned flags) {
 
 static cuda_error cudaStreamCreate(void **out) { return cudaStreamCreateWithPriority(out, 0, 0); }
 
-/* At once, and what is in it goes on. */
+/* At once; its operations go on. */
 static cuda_error cudaStreamDestroy(void *handle) {
   if ((uintptr_t)handle <= MOCK_THREAD_STREAM) return CUDA_ERROR_INVALID_VALUE;
   pthread_mutex_lock(&lock);

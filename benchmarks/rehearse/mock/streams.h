@@ -8,7 +8,7 @@
 
 #include "mock_cuda.h"
 
-/* ---- what Python sets ---- */
+/* ---- settings from Python ---- */
 
 MOCK_API void mock_cuda_set_queue(uint32_t n_kernels); /* that a stream takes before its host waits; at most 1024 */
 /* Microseconds of a collective; `function_id` UINT32_MAX: of messages between ranks. */
@@ -20,7 +20,7 @@ typedef double (*mock_price)(int n_ranks, int n_nodes, uint32_t function_id, int
 MOCK_API void mock_cuda_set_prices(mock_price price, double relative_noise, double kernel_us, double flops_per_ns,
                                    double host_us);
 MOCK_API void mock_cuda_set_nccl(void *handle); /* whose API this library stands in front of, from dlopen() */
-/* What a call takes from one rank stays away where it is larger: for hosts too slow to copy it. */
+/* Larger inputs of a rank are not copied: for hosts too slow for it. */
 MOCK_API void mock_cuda_set_most_bytes(uint64_t n_bytes);
 MOCK_API void mock_cuda_set_node(int node);     /* which node of the cluster this process is on */
 
@@ -52,7 +52,7 @@ typedef struct {
   /* Whether it could be carried out; false: ask again. Called with the lock held; `ready_ns` is when all before it
    * ends, and becomes when it ends. */
   bool (*run)(operation *self, uint64_t *ready_ns);
-  void (*drop)(operation *self);                   /* what it holds, not itself; NULL = nothing */
+  void (*drop)(operation *self);                   /* its contents, not itself; NULL = nothing */
   operation *(*copy)(const operation *self);       /* for one more launch of a graph; NULL = cannot be captured */
   void (*issue)(operation *self);                  /* it is now in a stream; NULL = nothing to do */
   bool is_kernel;                                  /* takes a place in the launch queue */
@@ -73,7 +73,7 @@ void mock_streams_unlock(void);
 /* Put an operation, made with malloc(), at a stream's end, or into the graph that it captures; takes the lock. */
 cuda_error mock_enqueue(void *stream_handle, operation *one);
 #define MOCK_MAX_USES 8
-/* What is known of the memory that a kernel uses; NULL = less. */
+/* The known memory that a kernel uses; NULL = unknown. */
 typedef struct {
   const char *by; /* its name, which lives as long as the process */
   const void *at[MOCK_MAX_USES];
@@ -93,7 +93,7 @@ void mock_streams_advance(void);
 
 /* ---- kernels.c ---- */
 
-/* Carries out the kernels that are known; of others it tells in `uses` what is known of their memory. */
+/* Carries out the known kernels; `uses` gets the known memory of the others. */
 cuda_error mock_compute(const void *function, cuda_dim3 grid, void **parameters, void *stream, mock_uses *uses);
 
 /* ---- graphs.c ---- */
@@ -101,7 +101,7 @@ cuda_error mock_compute(const void *function, cuda_dim3 grid, void **parameters,
 typedef struct capture capture;
 void mock_capture_add(capture *into, operation *one); /* with the lock held */
 
-/* What graphs take of events, which the program hands to them: a new operation, or NULL; without the lock held. */
+/* A new operation of a graph for an event of the program, or NULL; without the lock held. */
 operation *mock_record_operation(void *event_handle, void *stream_handle);
 operation *mock_wait_operation(void *event_handle);
 

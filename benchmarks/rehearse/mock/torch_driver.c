@@ -51,7 +51,7 @@ MOCK_API cuda_error cuCtxGetLimit(size_t *n_bytes, UNUSED int limit) {
   return CUDA_SUCCESS;
 }
 
-/* ---- modules: a handle is all that there is of one ---- */
+/* ---- modules: a module is only a handle ---- */
 
 static char a_module, a_function;
 

@@ -15,7 +15,7 @@ _REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
 class _BeforeTorch(importlib.abc.MetaPathFinder):
     # Untyped: every Python process would pay for the types' imports.
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name == "torch":  # stays on the path: who is removed while it is searched hides the next
+        if name == "torch":  # stays on the path: a removal during the search would hide the next entry
             sys.path.append(_REPOSITORY)
             try:
                 from benchmarks.rehearse.start import start
@@ -28,7 +28,7 @@ class _BeforeTorch(importlib.abc.MetaPathFinder):
 
 def _run_shadowed_sitecustomize() -> None:
     entries = [os.path.abspath(entry or os.getcwd()) for entry in sys.path]
-    behind = entries[entries.index(_HERE) + 1 :] if _HERE in entries else []  # one before ours has run, and found us
+    behind = entries[entries.index(_HERE) + 1 :] if _HERE in entries else []  # an earlier one imported this one
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
