@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def _own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+
+
+@pytest.fixture(autouse=True)
+def _one_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reader has a process, which imports pyarrow."""
+    if importlib.util.find_spec("duckdb"):
+        monkeypatch.setattr("zerotune.tuner.fleet.merging.READERS", 1)
