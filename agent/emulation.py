@@ -28,9 +28,8 @@ def install() -> None:
 def uses_nccl(backend_config: str) -> bool:
     """Whether a group's collectives on GPUs run on NCCL.
 
-    Args:
-        backend_config: of `torch.distributed.get_backend_config`. It names the backend of each device, also for a group
-            whose backend is "undefined" (none was named).
+    `backend_config` is the result of `torch.distributed.get_backend_config`. It names the backend of each device, even
+    for a group whose backend is "undefined" (none was named).
     """
     return any(part.rpartition(":")[2] == "nccl" for part in backend_config.split(","))
 

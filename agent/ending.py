@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import psutil
 
 from ..store.counted import counted
 from ..store.records import PlanRow, size_class
@@ -39,7 +41,7 @@ Question = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Facts:
-    """What rank 0 knows at its end."""
+    """Facts about the job that rank 0 knows at its end."""
 
     n_ranks: int
     backends: str
@@ -68,10 +70,10 @@ class Facts:
     listened_s: float = 0.0
     """How long this rank has waited for a daemon."""
     is_absent: bool = False
-    """No daemon has answered, and none listens at the endpoint now."""
+    """No daemon has answered, and none listens at the endpoint now, or it is stopped."""
     endpoint: str = ""
     shadow: str = ""
-    """What a daemon in shadow mode would have changed; empty: it is not in shadow mode."""
+    """Changes that a daemon in shadow mode would have made; empty: it is not in shadow mode."""
     failure: str = ""
     """How the script itself failed; empty: no failure is known."""
     reasons: Sequence[tuple[Reason, str]] = ()
@@ -132,6 +134,15 @@ def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
     return Reason.nothing_better, f"{collectives} in {counted(facts.n_steps, 'step')}"
 
 
+def _can_answer(listener: int | None) -> bool:
+    """Whether this process may answer; 0 is one of another container, None is no process."""
+    if not listener:
+        return listener is not None
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(listener).status() != psutil.STATUS_STOPPED
+    return False
+
+
 def _gain(facts: Facts) -> str:
     if (saved := facts.saved) is None:
         why = "under a plan file nothing is compared" if facts.has_plan_file else "not yet compared"
@@ -162,11 +173,8 @@ def kept(rows_of: Mapping[int, Sequence[PlanRow]], n_steps: Mapping[int, int]) -
     """The rows with a setting that is in force for good, not on trial.
 
     A row is kept if the latest plan has it, or if it ran in enough of the latest steps. A setting that alternates with
-    NCCL's own choice for comparison runs in about every second step, a setting on trial in few steps.
-
-    Args:
-        rows_of: rows of the latest plans, by epoch.
-        n_steps: number of latest steps, by epoch.
+    NCCL's own choice for comparison runs in about every second step, a setting on trial in few steps. Both arguments
+    are by epoch: rows of the latest plans, and numbers of the latest steps.
     """
     epochs_of: dict[PlanRow, set[int]] = {}
     for epoch, rows in rows_of.items():
@@ -198,11 +206,7 @@ def print_ending(
 ) -> None:
     """Print the line, if this is rank 0 of a launched job that has the agent and is not quiet.
 
-    Args:
-        plugin: None if it could not be loaded.
-        n_steps: steps whose ends were seen.
-        rows_of: rows of the latest plans, by epoch.
-        has_answered, is_silent, listened_s, shadow, reasons, replayed_share: see `Facts`.
+    `plugin` is None if it could not be loaded. `kept` explains `rows_of`, and `Facts` the other arguments.
     """
     failure = describe_failure()
     is_reported_by_watcher = bool(failure) and write_mark(Mark.failed, failure)
@@ -233,7 +237,7 @@ def print_ending(
         has_answered=has_answered,
         is_silent=is_silent,
         listened_s=listened_s,
-        is_absent=not has_answered and endpoint.startswith("ipc://") and listener_pid(endpoint) is None,
+        is_absent=not has_answered and endpoint.startswith("ipc://") and not _can_answer(listener_pid(endpoint)),
         shadow=shadow,
         failure=failure,
         endpoint=endpoint,

@@ -19,13 +19,14 @@ from .reasons import Mark, Reason, print_line, untuned
 
 POLL_S = 0.2
 """Poll interval on kernels without pidfd_open (before 5.3)."""
+GRACE_S = 2.0
+"""Processes that are killed together do not end at the same moment."""
 
 
 def begin(folder: str) -> None:
     """Have this process watched, whatever program it executes next.
 
-    Args:
-        folder: for the marks of its processes; removed in the end.
+    `folder` is for the marks of its processes; it is removed in the end.
     """
     words = [*python_with("zerotune.agent.exit_watcher"), str(os.getpid()), folder]
     # The shell exits at once, so that the command has no child that it did not start.
@@ -46,6 +47,23 @@ def missing(marks: set[str]) -> Reason | None:
     return Reason.cut_short if Mark.rank_0.value in marks and Mark.reported.value not in marks else None
 
 
+def _left_running(folder: Path) -> str:
+    """The number of rank 0's process, if it runs on; empty if not."""
+    deadline_s = time.monotonic() + GRACE_S
+    while (pid := _running(folder)) and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+    return pid
+
+
+def _running(folder: Path) -> str:
+    try:
+        pid = (folder / Mark.rank_0.value).read_text("utf-8")
+        status = Path("/proc", pid, "stat").read_bytes() if pid.isdigit() else b""
+    except OSError:
+        return ""
+    return pid if status and status.rpartition(b")")[2].split()[0] != b"Z" else ""
+
+
 def _wait(pid: int) -> None:
     try:
         with os.fdopen(os.pidfd_open(pid)) as process:
@@ -63,6 +81,8 @@ def main(pid: int, folder: str) -> None:
     try:
         reason = missing(set(os.listdir(folder)))
         how = Path(folder, Mark.failed.value).read_text("utf-8") if reason is Reason.script_failed else ""
+        if reason is Reason.cut_short and (pid := _left_running(Path(folder))):
+            reason, how = Reason.left_running, pid
     except OSError:  # the folder was removed
         return
     shutil.rmtree(folder, ignore_errors=True)

@@ -21,8 +21,8 @@ def failure() -> str:
 
 
 def describe_failure() -> str:
-    """The exception, the exit status, and a remedy if there was no GPU; empty: no exception, or Ctrl-C."""
-    if (name := failure()) in ("", "KeyboardInterrupt"):
+    """The exception, the exit status, and a remedy if there was no GPU; empty: no exception, or a signal ended it."""
+    if (name := failure()) in ("", "KeyboardInterrupt", "SignalException"):  # the latter is torchrun's
         return ""
     error = getattr(sys, "last_value", None)
     status = getattr(error, "exit_code", 1)

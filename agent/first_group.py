@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .reasons import Mark, write_mark
+from .reasons import Mark, remove_mark, write_mark
 
 logger = logging.getLogger("zerotune.agent")
 
@@ -56,7 +57,8 @@ def _keep() -> None:
     _made = Group(dist.get_rank(), dist.get_world_size(), str(dist.get_backend_config()))
     write_mark(Mark.group)
     if _made.rank == 0:
-        write_mark(Mark.rank_0)
+        remove_mark(Mark.rank_0)  # of a start before this one
+        write_mark(Mark.rank_0, str(os.getpid()))
 
 
 def before_first_group(action: Callable[[], None]) -> None:

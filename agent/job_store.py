@@ -29,11 +29,7 @@ def open_job_store(store: dist.Store | None = None) -> dist.Store:
 
 
 def second_connection(store: Any) -> Any:
-    """A connection to `store` that nobody else blocks.
-
-    Raises:
-        RuntimeError: the store cannot be opened twice.
-    """
+    """A connection to `store` that nobody else blocks; raises `RuntimeError` if the store cannot be opened twice."""
     if hasattr(store, "clone"):
         return store.clone()
     # Older torch: PrefixStore hides its prefix, so the agent's keys go to the root.

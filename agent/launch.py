@@ -6,9 +6,11 @@ warning says what will not work (tuning, mostly).
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import itertools
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -22,9 +24,11 @@ from ..store.plan_file import read_plan
 from . import reasons, settings
 from .nccl import fabric as fabrics
 from .nccl import library, memory, pinning
+from .nccl.catalog import ASKS_CHUNK_SIZE_SINCE
 from .nccl.compiled import EMULATED_NCCL
 from .nccl.emulation_settings import EmulationSettings
 from .nccl.libnccl import DISTRIBUTIONS
+from .nccl.release import Release, release
 
 SITE_DIR = Path(__file__).parent / "site"
 OLDEST_NCCL = (2, 21)
@@ -59,7 +63,6 @@ class LaunchRequest:
     nccl_memory_mb: float | None = None
     """Limit of the device memory of a communicator's ring, which limits its channels."""
     name: str | None = None
-    """The job's name for people."""
     is_quiet: bool = False
     """The job ends without the line that says what was tuned."""
     is_exact: bool = False
@@ -74,14 +77,11 @@ class LaunchRequest:
 
 
 def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | None = None) -> list[Finding]:
-    """Everything that prevents a tuned run.
+    """Everything that prevents a tuned run, fatal findings first.
 
     Args:
         daemon_answers: a daemon answers, or will be started.
         silent: describes a daemon that listens but does not answer; None: no daemon listens.
-
-    Returns:
-        Findings, the fatal ones first.
     """
     problems = _command_problems(request)
     if request.fabric is not None:
@@ -91,7 +91,9 @@ def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | N
     if request.agent_on:
         problems += _plugin_problems(request) + _setting_problems(request) + _tick_problems(request.environment)
         if request.fabric is None:
-            problems += _nccl_problems()
+            problems += _nccl_problems(request.job_options.chunk_sizes)
+        elif request.job_options.chunk_sizes:
+            problems += _chunk_problems(release(request.environment))
         if not daemon_answers and request.plan_path is None:
             problems.append(_untuned(endpoint(request), silent))
     return sorted(problems, key=lambda problem: not problem.fatal)
@@ -110,11 +112,7 @@ def endpoint(request: LaunchRequest) -> str:
 
 
 def make_writable(folder: Path) -> None:
-    """Create `folder` if need be, and check that a file can be written there.
-
-    Raises:
-        UserError: the folder cannot be created or written to.
-    """
+    """Create `folder` if need be, and check like `check_writable` that a file can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -123,11 +121,7 @@ def make_writable(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Check that a file can be written in `folder`.
-
-    Raises:
-        UserError: the folder cannot be written to, or does not exist.
-    """
+    """Raise `UserError` if no file can be written in `folder`."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -308,29 +302,41 @@ def _tick_problems(environment: Mapping[str, str]) -> list[Finding]:
     return [Finding(f"{settings.ENV_TICK_MS}={text} is not a number of milliseconds", remedy, fatal=False)]
 
 
-def _nccl_problems() -> list[Finding]:
-    for distribution in DISTRIBUTIONS:
-        try:
-            version = importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        parts = tuple(int(part) for part in version.split(".")[:2])
-        if parts < OLDEST_NCCL:
-            return [
-                Finding(
-                    f"NCCL {version} has no tuner plugin interface that is supported",
-                    f"install torch with NCCL {OLDEST_NCCL[0]}.{OLDEST_NCCL[1]} or newer",
-                    fatal=False,
-                )
-            ]
+def _nccl_problems(chunk_sizes: bool) -> list[Finding]:
+    installed = _installed_nccl()
+    if installed is None:
+        return [
+            Finding(
+                "this torch brings no NCCL package of its own",
+                "a system NCCL is checked when it loads; without a GPU add --fabric (see `zerotune hardware`)",
+                fatal=False,
+            )
+        ]
+    if installed.version < OLDEST_NCCL:
+        return [
+            Finding(
+                f"{installed} has no tuner plugin interface that is supported",
+                f"install torch with NCCL {OLDEST_NCCL[0]}.{OLDEST_NCCL[1]} or newer",
+                fatal=False,
+            )
+        ]
+    return _chunk_problems(installed) if chunk_sizes else []
+
+
+def _chunk_problems(nccl: Release) -> list[Finding]:
+    if nccl.tuner_abi >= ASKS_CHUNK_SIZE_SINCE:
         return []
-    return [
-        Finding(
-            "this torch brings no NCCL package of its own",
-            "a system NCCL is checked when it loads; without a GPU add --fabric (see `zerotune hardware`)",
-            fatal=False,
-        )
-    ]
+    remedy = "--chunk-sizes has no effect here; it needs NCCL 2.30 or newer"
+    return [Finding(f"{nccl} takes no chunk size from a plugin", remedy, fatal=False)]
+
+
+def _installed_nccl() -> Release | None:
+    """The release of the installed NCCL package; None: there is none."""
+    for distribution in DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            numbers = re.findall(r"\d+", importlib.metadata.version(distribution))
+            return Release(tuple(map(int, numbers[:3])))
+    return None
 
 
 def refuse_fatal(problems: Sequence[Finding]) -> None:

@@ -61,13 +61,7 @@ WITHDRAW_AFTER_S: Final = 60.0
 
 
 class Membership:
-    """This rank as a member of the job.
-
-    Args:
-        queue: ended steps that are still to be reported.
-        world: the default process group.
-        fabric_id, fabric: the hardware.
-    """
+    """This rank as a member of the job."""
 
     def __init__(
         self,
@@ -102,7 +96,7 @@ class Membership:
         self.has_answered = False
         """Whether a daemon has answered at some time."""
         self.shadow = ""
-        """What a daemon in shadow mode would have changed; empty: it is not in shadow mode."""
+        """Changes that a daemon in shadow mode would have made; empty: it is not in shadow mode."""
         self._drain: RecordDrain | None = None
         self._trace_log: TraceLog | None = None
         self._hello_message: wire.Hello | None = None
@@ -327,7 +321,7 @@ def _options(settings: AgentSettings) -> JobOptions:
 
 
 def _fingerprint(plugin: Plugin) -> str:
-    """What must be equal on all ranks."""
+    """Versions that must be equal on all ranks."""
     layout_and_abi = f"{plugin.layout_version()}/{plugin.tuner_abi()}"
     asked = " chunks" if plugin.asks_chunk_sizes() else ""
     return f"nccl={identity.nccl_version()} plugin={layout_and_abi} next={plugin.next_tuner()}{asked}"

@@ -21,13 +21,14 @@ class Reason(Enum):
     no_agent = "no process had the agent, or the job ended at once; run `zerotune doctor` where it trains"
     no_group = "no process with the agent made a process group"
     cut_short = "rank 0 was killed before it could say what was tuned; `zerotune explain` has what is known"
+    left_running = "the launched command ended, and rank 0 (pid {detail}) still runs; end it if nothing else will"
     one_rank = "the job has one rank, and so no collectives"
     not_nccl = "the job's process groups ({detail}) do not run on NCCL"
     no_plugin = "the plugin for NCCL cannot be had here; `zerotune doctor` says why"
     not_loaded = "NCCL ran collectives and did not load the plugin; `zerotune doctor` says what may be wrong"
     no_collectives = "NCCL was asked for no collective"
     no_row = "no row of the plan applied to any of {detail}"
-    no_daemon = "no daemon answered at {detail}; `zerotune launch` starts one, or `zerotune daemon`"
+    no_daemon = "no daemon answered at {detail}; `zerotune doctor` says what keeps one from it"
     no_steps = "no training step was seen to end; let all ranks call `zerotune.step_ended()` where one does"
     frozen = "settings stay as NCCL chooses: {detail}"
     captured = "{detail} of the calls were replays of captured graphs, which keep the settings they were captured with"
@@ -50,13 +51,9 @@ class Mark(Enum):
 
 
 def write_mark(mark: Mark, words: str = "") -> bool:
-    """Create a mark for `zerotune.agent.exit_watcher`. Never raises: on another node there is no such folder.
+    """Create a mark with `words` for `zerotune.agent.exit_watcher`, unless it exists; returns whether it exists now.
 
-    Args:
-        words: content, if the mark does not exist yet.
-
-    Returns:
-        Whether the mark exists now.
+    Never raises: on another node there is no such folder.
     """
     if not (folder := os.environ.get(MARKS)):
         return False
@@ -74,15 +71,11 @@ def remove_mark(mark: Mark) -> None:
 
 
 def untuned(reason: Reason, detail: str = "", where: str = "") -> str:
-    """The line of a job in which nothing was tuned.
+    """The line of a job in which nothing was tuned, such as "zerotune: nothing was tuned on this node: ...".
 
-    Args:
-        where: the part of the job that the line speaks of, if it is not the whole job.
-
-    Returns:
-        Such as "zerotune: nothing was tuned on this node: ...".
+    `where` is the part of the job that the line speaks of, if it is not the whole job.
     """
-    prefix = "" if reason in (Reason.script_failed, Reason.cut_short) else f"nothing was tuned{where}: "
+    prefix = "" if reason in (Reason.script_failed, Reason.cut_short, Reason.left_running) else f"nothing was tuned{where}: "
     return f"zerotune: {prefix}{reason.value.format(detail=detail)} ({reason.name})"
 
 

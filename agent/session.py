@@ -47,8 +47,7 @@ CLOSE_TIMEOUT_S: Final = 1.5
 class Session:
     """Owns thread `zerotune-session`: everything the agent keeps between `activate` and the end of the process.
 
-    Args:
-        plugin: the tuner plugin, or None: then steps are only counted for the summary.
+    Without a plugin, steps are only counted for the summary.
     """
 
     def __init__(self, settings: AgentSettings, plugin: Plugin | None) -> None:

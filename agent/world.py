@@ -28,11 +28,7 @@ class World:
 
     @classmethod
     def now(cls) -> World:
-        """The current default group.
-
-        Raises:
-            ValueError: there is no default group.
-        """
+        """The current default group; raises `ValueError` if there is none."""
         group = distributed_c10d._get_default_group()
         return cls(
             group,

@@ -24,16 +24,11 @@ def atomic_write(path: Path, mode: int | None = None) -> Iterator[Path]:
     """The path to write to; it replaces `path` when the block ends.
 
     If anything fails, `path` stays as it was and nothing is left behind; otherwise the content is on disk. Several
-    writers each write a whole file; the last one's stays. A pipe or a device is written to directly.
+    writers each write a whole file; the last one's stays. A pipe or a device is written to directly. `OSError` also
+    means that another user has put a link or a pipe there.
 
     Args:
         mode: the file's permissions; None: those of the file that is replaced, or the usual ones if there is none.
-
-    Yields:
-        The path.
-
-    Raises:
-        OSError: it cannot be written, or another user has put a link or a pipe there.
     """
     with contextlib.suppress(FileNotFoundError):
         # A pipe's reader may never come; a shell's own pipe has no path.
@@ -83,11 +78,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def users_file(path: Path) -> Iterator[Path]:
-    """Like `atomic_write`, for a file that the user has named.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Like `atomic_write`, for a file that the user has named: raises `UserError` if it cannot be written."""
     try:
         with atomic_write(path) as partial:
             yield partial

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 
 def counted(n: int, one: str, many: str = "") -> str:
-    """A number with its noun.
-
-    Args:
-        many: the noun's plural; empty: the noun with an s.
-
-    Returns:
-        Such as "1 row", or "1,200 rows".
-    """
+    """A number with its noun, such as "1 row" or "1,200 rows"; without `many`, the plural has an s."""
     return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 

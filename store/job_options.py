@@ -19,7 +19,7 @@ class JobOptions(msgspec.Struct, frozen=True):
     compare_steps: Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)] = 0
     """Steps that are compared with NCCL's own choice, whatever that costs; 0: left out."""
     own_steps: Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)] = 0
-    """So many steps at the beginning run NCCL's own choice, by which starts are compared."""
+    """Steps at the beginning that run NCCL's own choice; different starts are compared by them."""
     chunk_sizes: bool = False
     """NCCL asks the plugin for chunk sizes, so that a plan may name some."""
 

@@ -44,7 +44,6 @@ class LockFile:
     Raises:
         LockHeld: another process (or another LockFile of this one) holds it.
         UntrustedError: the path is a link or no regular file; locking it would overwrite another file.
-        OSError: the file cannot be created.
     """
 
     def __init__(self, path: Path) -> None:

@@ -45,14 +45,11 @@ class Misaligned(msgspec.Struct, frozen=True, order=True):
 
 
 def misaligned(ran: Iterable[tuple[int, int, int, int]]) -> tuple[Misaligned, ...]:
-    """The misaligned collectives, the largest first.
+    """The misaligned collectives, the largest first; at most MAX_MISALIGNED.
 
     Args:
-        ran: collective, ranks, total bytes and protocol (255: unknown) of what ran. The LL protocol moves eight bytes
-            at a time at any address, so alignment does not matter to it.
-
-    Returns:
-        At most MAX_MISALIGNED sizes.
+        ran: collective, ranks, total bytes and protocol (255: unknown) of each collective that ran. The LL protocol
+            moves eight bytes at a time at any address, so alignment does not matter to it.
     """
     found = {
         Misaligned(message_bytes, n_ranks, Collective(collective))

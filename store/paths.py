@@ -28,6 +28,7 @@ MAX_SOCKET_NAME_BYTES: Final = MAX_IPC_PATH_BYTES - len("/proc/self/fd/1048576/"
 MAX_PORT: Final = 65_535
 _TCP_REMEDY: Final = "write tcp://HOST:PORT"
 ENDPOINT_REMEDY: Final = "give another with --endpoint or ZEROTUNE_ENDPOINT"
+PLACE_REMEDY: Final = "give another with ZEROTUNE_RUNTIME_DIR, --endpoint or ZEROTUNE_ENDPOINT"
 _SOCKET = "daemon.sock"
 MAX_HOST_BYTES = 32
 """Bytes of a host's name in a path, since a socket's whole path has 107 bytes at most."""
@@ -111,10 +112,10 @@ def is_private(folder: Path) -> bool:
 def _fits(folder: Path) -> bool:
     """Whether ZeroMQ accepts a socket's path in that folder."""
     path = str(folder / _SOCKET)
-    return len(os.fsencode(path)) <= MAX_IPC_PATH_BYTES and _is_utf8(path)
+    return len(os.fsencode(path)) <= MAX_IPC_PATH_BYTES and is_utf8(path)
 
 
-def _is_utf8(path: str) -> bool:
+def is_utf8(path: str) -> bool:
     """Whether ZeroMQ accepts the path."""
     try:
         path.encode()
@@ -173,14 +174,14 @@ def check_endpoint(endpoint: str) -> None:
             port is impossible.
     """
     scheme, _, place = endpoint.partition("://")
-    if not _is_utf8(endpoint):
-        raise UserError(f"endpoint {endpoint!r} is no UTF-8", ENDPOINT_REMEDY)
+    if not is_utf8(endpoint):
+        raise UserError(f"endpoint {endpoint!r} is no UTF-8", PLACE_REMEDY)
     if scheme not in ("ipc", "tcp") or not place:
         raise UserError(f"endpoint {endpoint!r} is neither ipc:// nor tcp://", ENDPOINT_REMEDY)
     if scheme == "ipc" and len(os.fsencode(place)) > MAX_IPC_PATH_BYTES:
         raise UserError(
             f"socket path {place} is longer than {MAX_IPC_PATH_BYTES} bytes",
-            "give another with ZEROTUNE_RUNTIME_DIR, --endpoint or ZEROTUNE_ENDPOINT",
+            PLACE_REMEDY,
         )
     port = place.rpartition(":")[2]
     if scheme == "ipc" and len(os.fsencode(PurePath(place).name)) > MAX_SOCKET_NAME_BYTES:

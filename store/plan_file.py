@@ -20,17 +20,7 @@ import msgspec
 from .atomic_file import users_file
 from .errors import PlanError, reason
 from .foreign.regular_file import read_file
-from .records import (
-    Algorithm,
-    Candidate,
-    Collective,
-    CommunicatorClass,
-    Phase,
-    Plan,
-    PlanRow,
-    Protocol,
-    phase_name,
-)
+from .records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol, phase_name
 
 PLAN_FILE_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 16 * 2**20
@@ -75,11 +65,7 @@ class PlanFile(msgspec.Struct, frozen=True):
 
 
 def write_plan(path: Path, file: PlanFile) -> None:
-    """Write `file` to `path` in one piece.
-
-    Raises:
-        UserError: the path cannot be written.
-    """
+    """Write `file` to `path` in one piece; raises `UserError` if that is impossible."""
     plan = file.plan
     rows = tuple(
         _Row(

@@ -1,4 +1,7 @@
-"""Folders of this user alone: made private whatever the umask is, and checked before use."""
+"""Folders of this user alone: made private whatever the umask is, and checked before use.
+
+For messages, `what` names a file's purpose, and `elsewhere` another path, which the remedy proposes.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,12 @@ def make_private(folder: Path) -> None:
 
 
 def refuse_open_folder(path: Path, what: str, elsewhere: str) -> None:
-    """Refuse a path if any user can put files beside it, or if its folder is another user's.
+    """Refuse a file's path if any user can put files beside it, or if its folder is another user's.
 
-    Args:
-        path: of a file, which may be missing.
-        what: its purpose, for the message.
-        elsewhere: how to name another path, for the remedy.
+    The file may be missing.
 
     Raises:
-        StoreError: its folder is another user's, or all users may write there.
+        StoreError: it is refused.
         OSError: there is no such folder.
     """
     folder = path.parent.stat()
@@ -45,10 +45,8 @@ def refuse_open_folder(path: Path, what: str, elsewhere: str) -> None:
 def open_socket_folder(folder: Path) -> int:
     """A descriptor of a folder in which only this user and root can put a socket or a lock.
 
-    The runtime directory must be this user's and closed to all others, and may be no link.
-
-    Returns:
-        The checked folder's descriptor, which stays valid whatever its path names later.
+    The runtime directory must be this user's and closed to all others, and may be no link. The descriptor stays valid
+    whatever the path names later.
 
     Raises:
         UntrustedError: other users could put a socket or a lock there.

@@ -45,14 +45,7 @@ class MedianChange:
 
 
 def change(name: str, before: Array, after: Array) -> MedianChange:
-    """Medians, and a bootstrap over blocks of steps (neighbouring steps are not independent).
-
-    Args:
-        before: durations of steps (us).
-
-    Returns:
-        The change from `before` to `after`.
-    """
+    """The change of step times (us), with a bootstrap over blocks of steps: neighbouring steps are not independent."""
     chance = np.random.default_rng(0)
     ratios = _resampled_medians(before, chance), _resampled_medians(after, chance)
     low, high = np.percentile(100 * (ratios[1] / ratios[0] - 1), [2.5, 97.5])

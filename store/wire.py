@@ -100,7 +100,6 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**45)]
 """A count of one rank; sums over all ranks still fit 63 bits."""
 Adoptable = Annotated[int, msgspec.Meta(ge=0, le=2**30)]
 """An epoch that a rank reports as in force; epochs of later plans stay below an ordinal's limit."""
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Real = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 Fact = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"\A[^\0]*\Z")]
@@ -210,7 +209,8 @@ class Forwarded(msgspec.Struct, frozen=True, tag="forwarded"):
 class Bell(msgspec.Struct, frozen=True, tag="bell"):
     """Rank 0 has announced or decided change `number`: daemons notify all other ranks to read the job's c10d store.
 
-    0: a rank has a new communicator, and rank 0 is notified. A bell is only a hint; agreements are in that store alone.
+    0: a rank has a new communicator, and rank 0 is notified. This message is only a hint, as agreements are in that
+    store alone.
     """
 
     job_id: Id
@@ -278,7 +278,6 @@ class JobStatus(msgspec.Struct, frozen=True):
     missing_evidence: MissingEvidence = MissingEvidence.nothing
     """Why `stage` is unknown; nothing from an older daemon."""
     name: str = ""
-    """The name that the user gave the job."""
     passages: Passages = Passages()
     """Of the ranks that report to this daemon."""
     lateness: Lateness = Lateness()
@@ -344,7 +343,7 @@ class FleetState(msgspec.Struct, frozen=True):
     """Public key of the contributor's signatures."""
     n_objects: Whole = 0
     n_written: Whole = 0
-    """Measurements in them."""
+    """Measurements in the shared objects."""
     n_waiting: Whole = 0
     n_lost: Whole = 0
     """Measurements that found no room in memory while the URL was slow or failed."""
@@ -366,14 +365,12 @@ class EndedJob(msgspec.Struct, frozen=True):
 
     job_id: Id
     step: Whole
-    """Its last step."""
     fell_silent: bool
     """Its ranks sent no goodbye: they were killed, or the connection to them is lost."""
     ended_s_ago: Real = 0.0
     name: str = ""
-    """The name that the user gave the job."""
     failure: str = ""
-    """The first rank whose script ended by an exception, and that exception's type; empty: none is known of."""
+    """The first rank whose script ended by an exception, and that exception's type; empty: none is known."""
 
     def describe(self) -> str:
         """How it ended, as words to follow its name."""
@@ -393,7 +390,6 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     uptime_s: Real
     resident_bytes: Whole
     n_errors: Whole
-    """Failures inside the daemon."""
     jobs: tuple[JobStatus, ...] = ()
     n_refused: Whole = 0
     """Messages that were malformed, or that the sender may not send."""
@@ -437,7 +433,7 @@ def decode_agent(frames: Sequence[bytes]) -> tuple[AgentMessage, bytes | None]:
     """The message and the records frame of an agent; `usable_records` reads the records.
 
     Raises:
-        WireError: anything about the frames is not as this version sends it.
+        WireError: a frame is not as this version sends it.
     """
     message: AgentMessage
     message, records = _decode(frames, _agent_decoder)
@@ -453,10 +449,9 @@ def decode_agent(frames: Sequence[bytes]) -> tuple[AgentMessage, bytes | None]:
 
 
 def usable_records(message: AgentMessage, raw: bytes) -> tuple[NDArray[np.void], int]:
-    """A message's records with all numbers in range.
+    """A message's records with all numbers in range, shape (n,), and how many were left out.
 
-    Returns:
-        Records, COST_FIELDS (CostTables) or OBSERVATION_FIELDS (all others), shape (n,); and how many were left out.
+    The records have COST_FIELDS (CostTables) or OBSERVATION_FIELDS (all others).
     """
     records = np.frombuffer(raw, _COST if isinstance(message, CostTables) else _OBSERVATION)
     limits = [(name, _LARGEST[name]) for name in records.dtype.names or () if name in _LARGEST]
@@ -467,11 +462,7 @@ def usable_records(message: AgentMessage, raw: bytes) -> tuple[NDArray[np.void],
 
 
 def decode_daemon(frames: Sequence[bytes]) -> DaemonMessage:
-    """The message of a daemon.
-
-    Raises:
-        WireError: anything about the frames is not as this version sends it.
-    """
+    """The message of a daemon; raises `WireError` like `decode_agent`."""
     message: DaemonMessage
     message, records = _decode(frames, _daemon_decoder)
     if records is not None:

@@ -14,14 +14,7 @@ from numpy.typing import NDArray
 
 from ..store.records import LEAST_US, Collective, TimingSource
 from ..store.sqlite.rows.measurements import MEASUREMENT, well_formed
-from ..store.wire import (
-    FLAG_CAPTURED,
-    FLAG_MATCHED,
-    FLAG_OFF_CYCLE,
-    FLAG_PASSED_BY,
-    FLAG_TIMED,
-    OBSERVATION_FIELDS,
-)
+from ..store.wire import FLAG_CAPTURED, FLAG_MATCHED, FLAG_OFF_CYCLE, FLAG_PASSED_BY, FLAG_TIMED, OBSERVATION_FIELDS
 
 OBSERVATION: Final = np.dtype(OBSERVATION_FIELDS)
 UNKNOWN_EPOCH: Final = 2**32 - 1

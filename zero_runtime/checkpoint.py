@@ -14,12 +14,9 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
-from enum import Enum
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,12 +28,12 @@ from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
-    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from .checkpoint_reader import SafeReader
 from .checks import json_dict, whole_number
 from .errors import CheckpointError, SettingsError
 from .layout.rectangles import boxes
@@ -46,61 +43,6 @@ from .state import unsharded_values
 MANIFEST = "zero.json"
 _MISTAKE_BYTES = 1024  # of an error message that ranks exchange; a path has a few hundred
 _Mistake = SettingsError | CheckpointError
-_TRUSTED_NAMES = {
-    ("torch", "Size"),
-    ("torch", "device"),
-    ("torch.serialization", "_get_layout"),
-    ("collections", "OrderedDict"),
-    ("builtins", "set"),
-}
-
-
-def _enum_member(kind: type, name: str) -> Enum:
-    """Replaces getattr, by which Python 3.11.0 to 3.11.3 pickle an enum's member."""
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind[name]
-    raise CheckpointError(f"the checkpoint's index asks {kind} for {name!r}; only read checkpoints that you trust")
-
-
-class _IndexUnpickler(pickle.Unpickler):
-    """Unpickles only the types of DCP's index: plain records, enums, dtypes, paths."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("builtins", "getattr"):
-            return _enum_member
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or (module, name) in _TRUSTED_NAMES:
-            return super().find_class(module, name)
-        # A dotted name could reach anything that a module imports.
-        is_known = module.startswith("torch.distributed.checkpoint.") or module.split(".")[0] == "pathlib"
-        if is_known and "." not in name:
-            found = super().find_class(module, name)
-            if isinstance(found, type) and (is_dataclass(found) or issubclass(found, (Enum, PurePath))):
-                return found
-        raise CheckpointError(f"the checkpoint's index names {module}.{name}; only read checkpoints that you trust")
-
-
-class SafeReader(dcp.FileSystemReader):
-    """Reads a DCP folder without executing code from its index."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index, from which only known classes are built.
-
-        Raises:
-            CheckpointError: it is missing, broken, or names anything else.
-        """
-        try:
-            with open(Path(self.path) / ".metadata", "rb") as file:
-                metadata: Metadata = _IndexUnpickler(file).load()
-        except CheckpointError:
-            raise
-        except Exception as error:  # a damaged pickle may raise any exception
-            raise CheckpointError(
-                f"{self.path} has no readable index ({error}); choose a complete checkpoint"
-            ) from None
-        metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
 
 
 class Share:
@@ -239,8 +181,9 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
 def save(engine: ShardedModel, folder: str | Path, step: int, extra: Mapping[str, Any] | None = None) -> Path:
     """Writes `folder/step-<step>`; every rank calls it, with a folder that all ranks see.
 
+    The model, and its optimizer if there is one, are saved.
+
     Args:
-        engine: its model, and its optimizer if there is one, are saved.
         extra: anything that JSON can hold, e.g. a loss scaler's or scheduler's state; rank 0's is saved.
 
     Raises:
@@ -327,7 +270,7 @@ def load(engine: ShardedModel, folder: str | Path, step: int | None = None) -> d
 
     Args:
         engine: an engine of the same model; its optimizer, if there is one, gets the saved state.
-        step: number of the step; None: the latest complete checkpoint's.
+        step: None: the latest complete checkpoint's.
 
     Returns:
         {"step": the step, "extra": the `extra` of `save`}.

@@ -1,4 +1,4 @@
-"""Checks a user's arguments before anything is done; errors are one sentence."""
+"""Checks a user's arguments before anything is done; `SettingsError` refuses them in one sentence."""
 
 from __future__ import annotations
 
@@ -18,14 +18,7 @@ VARIANT_FIELDS: Final = ("cga_cluster_size", "cta_policy", "max_ctas", "min_ctas
 
 
 def refusal(name: str, value: object, wanted: str) -> SettingsError:
-    """The error for an invalid argument.
-
-    Args:
-        wanted: what it must be, in words.
-
-    Returns:
-        The error, to be raised.
-    """
+    """The error for an invalid argument; `wanted` says in words what it must be."""
     shown = repr(value)
     if "\n" in shown or len(shown) > _MOST_SHOWN:  # a whole module or tensor
         kind = nn.Parameter if isinstance(value, nn.Parameter) else type(value)  # not our placeholder class
@@ -34,39 +27,23 @@ def refusal(name: str, value: object, wanted: str) -> SettingsError:
 
 
 def whole_number(name: str, value: object, least: int) -> int:
-    """Refuses an argument that is no int of at least `least`.
-
-    Returns:
-        `value`.
-
-    Raises:
-        SettingsError: it is anything else, such as True or 3.0.
-    """
+    """Refuses an argument that is no int of at least `least`, such as True or 3.0; returns any other."""
     if type(value) is not int or value < least:
         raise refusal(name, value, f"an int of at least {least}")
     return value
 
 
 def number(name: str, value: Any, wanted: str, is_right: Callable[[Any], bool]) -> None:
-    """Refuses an argument that is no number, and an invalid number.
+    """Refuses an argument that is no number, and an invalid number; `wanted` says in words what it must be.
 
-    Args:
-        value: the argument; a tensor of one element counts as a number.
-        wanted: what it must be, in words.
-
-    Raises:
-        SettingsError: it is refused.
+    A tensor of one element counts as a number.
     """
     if not (isinstance(value, (Real, Tensor)) and is_right(value)):
         raise refusal(name, value, wanted)
 
 
 def json_dict(name: str, values: Mapping[str, Any] | None) -> None:
-    """Refuses an argument that is no dict, or that JSON cannot hold.
-
-    Raises:
-        SettingsError: it is refused.
-    """
+    """Refuses an argument that is no dict, or that JSON cannot hold."""
     if values is not None and not isinstance(values, Mapping):
         raise refusal(name, values, "a dict of what JSON can hold, or None")
     for key, value in (values or {}).items():
@@ -78,11 +55,7 @@ def json_dict(name: str, values: Mapping[str, Any] | None) -> None:
 
 
 def communicator_variants(value: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], ...]:
-    """Configs of communicators, as the user lists them.
-
-    Raises:
-        SettingsError: they are no list of at most three, or one names or holds what cannot be.
-    """
+    """Configs of communicators, as the user lists them: at most three, with fields of `VARIANT_FIELDS`."""
     wanted = f"a list of at most {_MOST_VARIANTS} dicts, such as [{{'max_ctas': 8}}]"
     if not isinstance(value, list | tuple):
         raise refusal("communicator_variants", value, wanted)

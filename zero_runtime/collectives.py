@@ -31,12 +31,7 @@ AVOID_RECORD_STREAMS: Final = "TORCH_NCCL_AVOID_RECORD_STREAMS"
 
 
 def warn_of_held_memory(backend: str, torch_version: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Warns if freed layers may stay in memory: then stage 3 may need as much memory as the whole model.
-
-    Args:
-        backend: torch's name of the group's backend.
-        torch_version: `torch.__version__`.
-    """
+    """Warns if freed layers may stay in memory: then stage 3 may need as much memory as the whole model."""
     major, minor = (int(part) for part in torch_version.split(".")[:2])
     if backend == "nccl" and (major, minor) < (2, 8) and environment.get(AVOID_RECORD_STREAMS) != "1":
         warnings.warn(
@@ -70,13 +65,10 @@ class Collectives:
     def together(
         self, call: Callable[..., Work], arguments: Sequence[tuple[Tensor, ...]], group: dist.ProcessGroup
     ) -> Work:
-        """Issues several calls of one kind as one.
+        """Issues several calls of one kind as one; each has its arguments, without the group.
 
         Each element stays with its rank and is summed as in a separate call. One larger buffer would move elements
         to other ranks, where NCCL's rings begin their sums at another rank.
-
-        Args:
-            arguments: each call's arguments, without the group.
         """
         if len(arguments) == 1:
             return call(*arguments[0], group)

@@ -91,7 +91,6 @@ class Engine:
             self._check = ParameterCheck(model, self.flats, [world, *beside], self._backward)
         self.sharded = ShardedGradients(self.gradients, self.pending, self.collectives, settings.find_unused_parameters)
         self.current_optimizer: torch.optim.Optimizer | None = None
-        """The optimizer that `optimizer` made."""
         self._autotuner: Autotuner | None = None
         if settings.autotune:
             partitioned = self._parameters if isinstance(self._parameters, PartitionedParameters) else None
@@ -201,13 +200,12 @@ class Engine:
     ) -> torch.optim.Optimizer:
         """A genuine `cls` whose state is sharded; `step()` consumes the gradients.
 
+        Its parameters are this rank's shards; torch's learning rate schedulers take it.
+
         Args:
             cls: an optimizer that works element by element, such as `torch.optim.AdamW`.
             groups: torch's param groups over the model's parameters, e.g. to decay some weights only; None: all in one
                 group.
-
-        Returns:
-            The optimizer, over this rank's shards; torch's learning rate schedulers take it.
 
         Raises:
             SettingsError: `cls` is no optimizer or needs whole tensors, the groups are no partition of the parameters,
@@ -268,14 +266,9 @@ class Engine:
     def propose(self, bucket_bytes: int | None = None, prefetch: int | None = None) -> StepSettings:
         """Requests a bucket or a prefetch depth to try next, for example a suggestion of `zerotune advise --watch`.
 
-        Any rank may ask at any time; all ranks try the same, and keep it only if steps get shorter.
-
-        Args:
-            bucket_bytes: bytes of a bucket; None: as now.
-            prefetch: layers gathered ahead; None: as now.
-
-        Returns:
-            The nearest existing values, which will be tried.
+        Any rank may ask at any time; all ranks try the same, and keep it only if steps get shorter. None keeps the
+        present value, and `prefetch` counts layers gathered ahead. Returns the nearest existing values, which will be
+        tried.
 
         Raises:
             LifecycleError: the model was sharded without `autotune`.
@@ -361,16 +354,9 @@ class Engine:
                 flat.finish_gather()
 
     def save_checkpoint(self, folder: str | Path, step: int, extra: Mapping[str, Any] | None = None) -> Path:
-        """Writes `folder/step-<step>`, like `zerotune.zero_runtime.checkpoint.save`; every rank calls it.
+        """Writes `folder/step-<step>`; every rank calls it, with a folder that all ranks see.
 
-        Args:
-            folder: the folder of all checkpoints, which all ranks see.
-            extra: anything that JSON can hold, e.g. a scheduler's state; rank 0's is saved.
-
-        Raises:
-            SettingsError: on every rank: a rank's step is no number, or JSON cannot hold its `extra`.
-            CheckpointError: on every rank: the step exists already, or a rank could not write; earlier checkpoints are
-                untouched.
+        Arguments and errors are those of `zerotune.zero_runtime.checkpoint.save`.
         """
         return checkpoint.save(self, folder, step, extra)
 
@@ -394,6 +380,8 @@ def shard(
 ) -> Engine:
     """Shards `model` in place over `group` and returns its engine; call on every rank of the group.
 
+    The model is called as before.
+
     Args:
         layers: modules that are gathered one by one in stage 3; by default the members of the model's module lists, or
             its children.
@@ -402,9 +390,6 @@ def shard(
             clipping, loss scaling and errors then span both. `parameter.tensor_model_parallel = True` marks parameters
             that are parts; others count as equal copies.
         settings: see `Settings`; the default is `stage=3`.
-
-    Returns:
-        The engine for the training loop; the model is called as before.
 
     Raises:
         SettingsError: on every rank, if settings, model and world do not fit, or ranks differ.

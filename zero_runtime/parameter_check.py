@@ -24,7 +24,7 @@ class ParameterCheck:
     """Checks every parameter before each forward that trains; all ranks call it equally often.
 
     Args:
-        flats: the flat buffers of its parameters, in the same order on every rank.
+        flats: in the same order on every rank.
         groups: groups that together reach all ranks that train this model.
         backward: a forward inside a backward pass is a recomputation, which is not checked.
     """

@@ -13,7 +13,6 @@ BACKWARD_GATHER = "backward_gather"
 GRADIENT_SCATTER = "gradient_scatter"
 POST_STEP_GATHER = "post_step_gather"
 OTHER = "other"
-PHASES = (FORWARD_GATHER, BACKWARD_GATHER, GRADIENT_SCATTER, POST_STEP_GATHER, OTHER)
 
 
 def _ignore(phase: str) -> None:

@@ -22,7 +22,7 @@ class ShardedModel(Protocol):
     sharded: ShardedGradients
     collectives: Collectives
     current_optimizer: torch.optim.Optimizer | None
-    """The optimizer on the shards; None: it is not made yet."""
+    """None: it is not made yet."""
 
     def synchronize(self) -> None:
         """Wait until every parameter is up to date."""

@@ -25,19 +25,7 @@ from . import job_start
 from .exchange import Closed, Exchange
 from .members import Members
 from .news import DaemonState, NewCommunicator, News, Notified, Offered, PollFor, Withdrawn
-from .protocol import (
-    Answer,
-    Outcome,
-    PlanChange,
-    Proposer,
-    Why,
-    decide,
-    decode,
-    decode_outcome,
-    encode,
-    framed,
-    frames,
-)
+from .protocol import Answer, Outcome, PlanChange, Proposer, Why, decide, decode, decode_outcome, encode, framed, frames
 
 logger = logging.getLogger("zerotune.agreement")
 
@@ -95,8 +83,6 @@ class Agreement:
 
     Args:
         store: the agent's own connection to the job's store, below its prefix.
-        rank, world_size: of the default process group.
-        plugin: prepares plans and puts them in force.
         notify: notifies the other ranks that a change is announced or decided; called on this thread.
         fingerprint: versions that must be equal on all ranks (plugin layout, NCCL, tuner ABI).
     """

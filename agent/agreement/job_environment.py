@@ -40,7 +40,7 @@ def agree(
     remember: Callable[[int, str], bool],
     patience_s: float = PATIENCE_S,
 ) -> Agreed:
-    """Vote on rank 0's proposal; all ranks call this once.
+    """Vote on rank 0's proposal; all ranks call this once, and get the same `variables`.
 
     Args:
         exchange: for this purpose alone.
@@ -48,10 +48,6 @@ def agree(
         objection: why this rank cannot take a proposal; empty: it can.
         remember: called on rank 0 with the number of the start and the variables that will be in force. It returns
             whether the daemon has recorded them for the comparison of jobs.
-        patience_s: the longest wait.
-
-    Returns:
-        The same `variables` on all ranks.
 
     Raises:
         RuntimeError: the job's store is gone.

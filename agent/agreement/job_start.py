@@ -1,4 +1,4 @@
-"""How a job starts: which start is it, and do all ranks have equal versions?
+"""How a job starts: ranks find the number of this start, and whether all of them have equal versions.
 
 A restarted job may find the store of its last start, and launchers number starts differently on different nodes. So
 rank 0 numbers the starts in the store. An *incarnation* is one start of rank 0; all further keys lie below its number.
@@ -37,10 +37,7 @@ def begin_incarnation(exchange: Exchange) -> int:
 
 
 def compare(exchange: Exchange, world_size: int, fingerprint: str) -> bool:
-    """Rank 0, after `begin_incarnation`: wait for all ranks and announce whether they are alike.
-
-    Returns:
-        Whether all ranks have rank 0's `fingerprint`.
+    """Rank 0, after `begin_incarnation`: wait for all ranks and announce whether they all have its `fingerprint`.
 
     Raises:
         Closed: the agreement was closed before all ranks were here.
@@ -61,14 +58,11 @@ def join(
 ) -> tuple[int, bool]:
     """Ranks other than 0: find the current incarnation, and register this rank in it.
 
+    Returns the incarnation, and whether all its ranks have the same fingerprint.
+
     Args:
         exchange: at the top of the store; afterwards in the folder of the incarnation.
-        rank: of this process, not 0.
-        fingerprint: must be equal on all ranks.
         token: of this process; None: a random one.
-
-    Returns:
-        The incarnation, and whether all its ranks have the same fingerprint.
 
     Raises:
         Closed: the agreement was closed before all ranks were here.

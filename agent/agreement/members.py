@@ -46,8 +46,7 @@ class Members:
     def answer(self, change: PlanChange) -> tuple[Member, ...]:
         """Prepare the plan, and promise a call on each communicator; `carry_out` must follow.
 
-        Raises:
-            PlanError: this NCCL cannot follow the plan; nothing is promised.
+        If this NCCL cannot follow the plan, this raises `PlanError`, and nothing is promised.
         """
         self._plugin.prepare(change.plan)
         self._epoch = change.plan.last_epoch
@@ -70,8 +69,7 @@ class Members:
     def carry_out(self, outcome: Outcome) -> bool:
         """Switch the outcome's communicators and release the other promised calls.
 
-        Returns:
-            False: a call gave up waiting, so that this rank cannot follow the outcome.
+        False means that a call gave up waiting, so that this rank cannot follow the outcome.
         """
         can_follow = True
         cycles = [unpack_cycle(each) for each in outcome.cycles]

@@ -129,11 +129,7 @@ def encode(message: PlanChange | Answer | Outcome) -> bytes:
 
 
 def decode(data: bytes, kind: type[Message]) -> Message:
-    """The message in `data`.
-
-    Raises:
-        WireError: `data` is no message of this kind.
-    """
+    """The message in `data`; raises `WireError` if that is none of this kind."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -156,11 +152,7 @@ def frames(data: bytes) -> dict[int, bytes]:
 
 
 def decode_outcome(data: bytes, change: PlanChange) -> Outcome:
-    """The outcome of `change` in `data`.
-
-    Raises:
-        WireError: `data` is no outcome, or contradicts the change.
-    """
+    """The outcome of `change` in `data`; raises `WireError` if that is no outcome, or contradicts the change."""
     outcome, n_stages = decode(data, Outcome), len(change.plan.stages())
     fits = (len(s.from_calls) == n_stages and -1 <= s.cycle < len(outcome.cycles) for s in outcome.switches.values())
     if outcome.number != change.number or not all(fits):
@@ -169,14 +161,10 @@ def decode_outcome(data: bytes, change: PlanChange) -> Outcome:
 
 
 def decide(change: PlanChange, answers: Iterable[Answer], left_alone: Iterable[str] = ()) -> Outcome:
-    """The outcome of `change`, from the answers received.
+    """The outcome of `change`, from the answers received, at most one of each rank.
 
-    Args:
-        answers: at most one of each rank.
-        left_alone: communicators whose ranks have issued different collectives.
-
-    Returns:
-        A communicator switches if all its ranks promised and have one history, unless it is at this epoch already.
+    A communicator switches if all its ranks promised and have one history, unless it is at this epoch already.
+    `left_alone` are communicators whose ranks have issued different collectives.
     """
     by_key: dict[str, dict[int, list[Member]]] = {}
     for answer in answers:
@@ -230,14 +218,12 @@ def _switch_calls(
 ) -> tuple[dict[str, Switch], tuple[bytes, ...]]:
     """Call numbers at which stages begin: where a step of the communicator's lowest rank begins.
 
-    All communicators with the same lowest rank switch at the same of its steps.
+    All communicators with the same lowest rank switch at the same of its steps. The cycles are those to which the
+    switches refer.
 
     Args:
         ready: members by communicator and rank.
         stage_steps: steps from the beginning of the first stage to that of each stage; the first is 0.
-
-    Returns:
-        Switches by communicator, and the cycles that they refer to.
     """
     leads = {key: min(by_rank.items())[1] for key, by_rank in ready.items()}
     lowest = {key: min(by_rank) for key, by_rank in ready.items()}
@@ -292,15 +278,11 @@ class Proposer:
             self.offered = None
 
     def announce(self, number: int, plan: Plan | None) -> PlanChange | None:
-        """The change to ask for next.
+        """The change to ask for next; None: there is nothing to ask for.
 
-        Args:
-            plan: the offered plan, if the caller could load it.
-
-        Returns:
-            A change to `plan` if that is still offered. Without an offer, a change to the plan in force, for
-            communicators that have not adopted it: its last stage, or all its stages if no communicator has it. None:
-            there is nothing to ask for.
+        `plan` is the offered plan, if the caller could load it. The change is to this plan as long as it is still
+        offered. Without an offer, the change is to the plan in force, for communicators that have not adopted it. It
+        has the last stage, or all stages if no communicator has the plan.
         """
         if plan is not self.offered:
             return None

@@ -20,10 +20,7 @@ GAUGES: Final = {
 
 
 def opentelemetry(meter_provider: Any = None) -> None:
-    """Make observable gauges of the figures.
-
-    Args:
-        meter_provider: None: the global one.
+    """Make observable gauges of the figures, by default with the global meter provider.
 
     Raises:
         ModuleNotFoundError: `opentelemetry-api` is missing, which `zerotune[opentelemetry]` brings.

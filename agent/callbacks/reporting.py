@@ -18,11 +18,9 @@ Sink = Callable[[Mapping[str, float], int], Any]
 
 
 class Reporting:
-    """Owns thread `zerotune-reporting`: calls a sink again and again, until it is closed or the process ends.
+    """Owns thread `zerotune-reporting`: calls a sink every `every_s` seconds, until it is closed or the process ends.
 
-    Args:
-        sink: called with the figures and the step; its first exception is logged, later ones are ignored.
-        every_s: seconds from one call to the next.
+    The first exception of the sink is logged, later ones are ignored.
     """
 
     def __init__(self, sink: Sink, every_s: float = EVERY_S) -> None:

@@ -15,10 +15,7 @@ def hf_trainer(trainer: Any) -> Any:
     """Put the figures into the logs of a `transformers.Trainer`.
 
     The callback comes before all others, so that those for TensorBoard, Weights & Biases or MLflow report the figures
-    with the losses.
-
-    Returns:
-        The callback, for `trainer.remove_callback`.
+    with the losses. It is returned for `trainer.remove_callback`.
     """
     base: Any = importlib.import_module("transformers").TrainerCallback
     watch = Watch()

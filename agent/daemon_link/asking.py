@@ -13,14 +13,10 @@ from .connection import Connection, new_context
 
 
 def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | None = None) -> wire.StatusReply | None:
-    """The state of the daemon at `endpoint`.
+    """The state of the daemon at `endpoint`; None if no answer comes in time or it cannot be decoded.
 
     Args:
-        endpoint: ZeroMQ address, `ipc://` or `tcp://`.
         curve_dir: folder with the keys for `tcp://`; None: ZEROTUNE_CURVE_KEYS names it.
-
-    Returns:
-        The daemon's answer; None if no answer comes in time or it cannot be decoded.
 
     Raises:
         UntrustedError: another user's daemon listens there, or could.

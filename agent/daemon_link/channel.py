@@ -51,9 +51,8 @@ class Channel:
     """Owns thread `zerotune-channel` and its socket.
 
     Args:
-        endpoint: ZeroMQ endpoint of the daemon; None: there is no daemon, and the thread only empties the outbox.
+        endpoint: None: there is no daemon, and the thread only empties the outbox.
         hello: builds the Hello, or returns None while it cannot yet; called on the channel's thread.
-        outbox: asked for messages at each tick.
         on_message: called on the channel's thread with each message of the daemon.
         on_alive: called with True when a daemon answers, and with False when it falls silent or this thread has failed.
     """

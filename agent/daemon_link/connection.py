@@ -25,11 +25,7 @@ from .least_free import refuse_few_files, refuse_few_threads
 
 
 def new_context() -> zmq.Context[Any]:
-    """A ZeroMQ context.
-
-    Raises:
-        UserError: too few descriptors or threads are free for it.
-    """
+    """A ZeroMQ context; raises `UserError` if too few descriptors or threads are free for it."""
     refuse_few_files()
     refuse_few_threads()
     return zmq.Context()
@@ -42,7 +38,6 @@ class Connection:
     reconnects, it uses the folder that was checked, even if another folder has replaced it.
 
     Args:
-        endpoint: the daemon's, `ipc://…` or `tcp://…`.
         curve_dir: folder with the keys for `tcp://`; None: `keys_dir()`.
     """
 
@@ -55,10 +50,7 @@ class Connection:
         self._is_connected = False
 
     def connect(self, socket: zmq.Socket[Any]) -> bool:
-        """Connect, unless connected already; to be called now and then, since a daemon may start later.
-
-        Returns:
-            False: there is no daemon.
+        """Connect, unless connected already; False: there is no daemon. Call it now and then: a daemon may start later.
 
         Raises:
             UntrustedError: another user's daemon listens there, or could.

@@ -20,9 +20,7 @@ KEY: Final = "job_id"
 class AgreedJobId:
     """One rank's view of the job's id. Used by the channel's thread, and at exit by the main one.
 
-    Args:
-        store: the job's store, on a connection that nobody blocks.
-        own: the id in this rank's environment.
+    The job's store must be on a connection that nobody blocks. `own` is the id in this rank's environment.
     """
 
     def __init__(self, store: Any, rank: int, own: str) -> None:

@@ -58,21 +58,13 @@ def load_certificate(path: Path) -> tuple[bytes, bytes | None]:
 
 
 def refuse_writable(folder: Path) -> None:
-    """Check that no other user may put keys into `folder`; a missing folder passes.
-
-    Raises:
-        UserError: other users may.
-    """
+    """Raise `UserError` if another user may put keys into `folder`; a missing folder passes."""
     if folder.is_dir() and folder.stat().st_mode & 0o022:
         raise UserError(f"others may put keys into {folder}", f"run `chmod go-w {shlex.quote(str(folder))}`")
 
 
 def load_key_pair(path: Path) -> tuple[bytes, bytes]:
-    """Public and secret key in `path`.
-
-    Raises:
-        UserError: they cannot be read, or other users can read them.
-    """
+    """Public and secret key in `path`; raises `UserError` if they cannot be read, or other users can read them."""
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             remedy = f"run `chmod 600 {shlex.quote(str(path))}`; better, make new keys"

@@ -21,9 +21,7 @@ _ANY_HOST: Final = ("tcp://0.0.0.0:", "tcp://[::]:", "tcp://*:")
 class LeaderAddress:
     """One rank's part. Used by the channel's thread alone.
 
-    Args:
-        store: the job's store, on a connection that nobody blocks.
-        is_first_of_node: whether this rank reads the address for its node.
+    The job's store must be on a connection that nobody blocks. The first rank of a node reads the address for its node.
     """
 
     def __init__(self, store: Any, rank: int, *, is_first_of_node: bool) -> None:

@@ -52,11 +52,8 @@ def _names_another_place() -> bool:
 def request_daemon(wait_s: float) -> Answer | None:
     """Ask for a daemon. The service also creates the folder of its socket, where `default_endpoint` finds it.
 
-    Args:
-        wait_s: how long to wait until the daemon serves, or the service answers that it cannot.
-
-    Returns:
-        The answer; None if the user has named another place, or no service of root's serves this user here.
+    This waits at most `wait_s` until the daemon serves, or the service answers that it cannot. None: the user has named
+    another place, or no service of root's serves this user here.
     """
     if _names_another_place():
         return None

@@ -14,12 +14,10 @@ LOGGED_FIRST: Final = 3
 def receive_frames(socket: zmq.Socket[Any], n_addresses: int = 0) -> list[bytes]:
     """The next message; never waits, since ZeroMQ delivers a message only when all its frames have arrived.
 
+    A message with too many frames is not kept: empty frames, one too many, replace it, so that decoding refuses it.
+
     Args:
         n_addresses: address frames that the socket itself puts in front; 1 for a ROUTER.
-
-    Returns:
-        Its frames. A message with too many frames is not kept: empty frames, one too many, replace it, so that decoding
-        refuses it.
 
     Raises:
         zmq.Again: there is no message.

@@ -20,11 +20,9 @@ def described(variables: Mapping[str, str], sys_class: Path = SYS) -> str:
 
 
 def is_chosen(name: str, choice: str) -> bool:
-    """Whether NCCL's list of prefixes (`mlx5`, `=eth0,eth1`, `^docker`, `=mlx5_0:1`) takes this device or port.
+    """Whether NCCL's list of prefixes (`mlx5`, `=eth0,eth1`, `^docker`, `=mlx5_0:1`) takes a device or `device:port`.
 
-    Args:
-        name: of a device, or `device:port`.
-        choice: the list; empty: all devices.
+    An empty list takes all.
     """
     if not choice:
         return True

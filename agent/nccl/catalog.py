@@ -46,15 +46,14 @@ def legal_cells(
     collnet: bool = False,
     nvls: bool = True,
 ) -> tuple[Cell, ...]:
-    """Cells that NCCL accepts for a collective.
+    """Cells that NCCL accepts for a collective, in the order in which NCCL prefers cells of equal cost.
+
+    There are none if NCCL has no choice.
 
     Args:
         n_ranks: ranks of the communicator; PAT needs one rank per node; None: unknown, PAT counts as possible.
         nccl_version: (major, minor, ...); None: NEWEST_MODELLED.
         redop_is_sum: False: averages of floats, which NCCL turns into pre-multiplied sums.
-
-    Returns:
-        In the order in which NCCL prefers cells of equal cost; empty if NCCL has no choice.
     """
     version = tuple((nccl_version or NEWEST_MODELLED)[:2])
     if collective in RING_ONLY:
@@ -92,17 +91,12 @@ def candidates(
     nvls: bool = False,
     cells: Iterable[Cell] | None = None,
 ) -> tuple[Candidate, ...]:
-    """The baseline (no opinion), then every legal cell with every channel count of CHANNEL_LADDER.
+    """The baseline (no opinion), then every legal cell with every channel count of CHANNEL_LADDER; see `legal_cells`.
 
     Args:
-        max_channels: the communicator's channels, 1 to 64; always one of the channel counts.
-        nccl_version: (major, minor, ...); None: NEWEST_MODELLED.
-        redop_is_sum: False: averages of floats, which NCCL turns into pre-multiplied sums.
+        max_channels: the communicator's channels, always one of the channel counts; ValueError unless it is 1 to 64.
         nvls: the machine has NVLink multicast; without effect if `cells` are given.
         cells: the cells that a live cost table offers, of which only legal ones count; None: all legal cells.
-
-    Raises:
-        ValueError: `max_channels` is outside 1 to 64.
     """
     if not 1 <= max_channels <= CHANNEL_LADDER[-1]:
         raise ValueError(f"max_channels {max_channels} is outside 1..{CHANNEL_LADDER[-1]}")

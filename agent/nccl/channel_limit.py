@@ -13,8 +13,7 @@ LIMITS: Final = ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")
 def channel_limit(environment: Mapping[str, str], n_channels: int, configured: int | None = None) -> int:
     """Channels of a communicator that would have `n_channels`.
 
-    Args:
-        configured: the communicator's own `maxCTAs`, which a variable overrides; None: it has none.
+    The communicator's own `maxCTAs` is `configured`, which a variable overrides.
 
     Raises:
         UserError: a variable is not a positive number.

@@ -37,7 +37,6 @@ class SharedLibrary:
     """One library; its paths are relative to `root`, and may be patterns."""
 
     name: str
-    """Its name in messages."""
     file: str
     sources: tuple[str, ...]
     flags: tuple[str, ...] = ()
@@ -85,11 +84,7 @@ class SharedLibrary:
         return library
 
     def compile_to(self, library: Path) -> None:
-        """Compile to a temporary name and rename, so that no other process sees half a library.
-
-        Raises:
-            PluginError: the compiler does not exist or failed.
-        """
+        """Compile to a temporary name and rename, so that no other process sees half a library; raises like `build`."""
         temporary = library.with_name(f".{library.name}.{uuid.uuid4().hex[:8]}")
         command = [
             *self.compiler(),
@@ -123,11 +118,7 @@ class SharedLibrary:
         return cache_folder() / source_hash / Path(self.file).name
 
     def compiler(self) -> list[str]:
-        """The C compiler's command.
-
-        Raises:
-            PluginError: there is no compiler, or not the one that CC names.
-        """
+        """The C compiler's command; raises `PluginError` if there is none, or not the one that CC names."""
         named = shlex.split(os.environ.get("CC", ""))
         for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
             if shutil.which(command[0]) is not None:

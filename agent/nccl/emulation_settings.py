@@ -38,11 +38,7 @@ class EmulationSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> EmulationSettings:
-        """Read them, and check all further variables that the emulation reads later.
-
-        Raises:
-            UserError: a value is not allowed.
-        """
+        """Read them, and check all further variables that the emulation reads later; UserError for a wrong value."""
         release(environment)
         read_faults(environment.get("ZEROTUNE_FAULTS", ""))
         channel_limit(environment, 1)

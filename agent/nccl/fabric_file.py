@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from ...store.records import Candidate, CommunicatorClass
-from .cost_model import StatedCell
+from .cell_terms import StatedCell
 from .truth import ChannelFactors, Channels, NotNegative, Positive, ProtocolName, Span, TruthCell, channel_factor
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -17,7 +17,7 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class BelievedSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """NCCL's topology numbers for communicators within a node, or across nodes; see `cost_model.Topology`."""
+    """NCCL's topology numbers for communicators within a node, or across nodes; see `cell_terms.Topology`."""
 
     ring_channels: Channels
     ring_bw_intra_gbs: Positive
@@ -37,7 +37,7 @@ class BelievedSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Belief(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The input of NCCL's cost model; see `cost_model.Topology` for the fields."""
+    """The input of NCCL's cost model; see `cell_terms.Topology` for the fields."""
 
     compute_capability: Annotated[int, msgspec.Meta(ge=50, le=130)]
     type_intra: Annotated[int, msgspec.Meta(ge=0, le=11)]
@@ -128,7 +128,6 @@ class Variable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     value: str
     us_factor: Positive = 1.0
-    """Factor on durations."""
     spans: tuple[Span, ...] = ("one_node", "many_nodes")
     fails: bool = False
     """With this value no communicator can be made."""
@@ -154,7 +153,7 @@ class FabricFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     title: str
     source: str
-    """Where the numbers come from."""
+    """The origin of the numbers."""
     ranks_per_node: Count
     max_nodes: Count
     belief: Belief
@@ -168,9 +167,7 @@ class FabricFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adapters: str = ""
     """A node's network adapters, in the format of `agent/machine/adapters.py`."""
     environment: tuple[Variable, ...] = ()
-    """Variables that change durations."""
     chunks: tuple[ChunkEffect, ...] = ()
-    """Effects of chunk sizes other than NCCL's own."""
 
 
 def _uniform(*key: int) -> float:

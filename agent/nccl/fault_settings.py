@@ -26,11 +26,7 @@ class Faults:
 
 
 def read_faults(text: str) -> Faults:
-    """The faults in `text`; empty: none.
-
-    Raises:
-        UserError: `text` has another format.
-    """
+    """The faults in `text`; UserError if it has another format."""
     forced: dict[int, Candidate] = {}
     failing: list[Candidate] = []
     hanging: list[Candidate] = []

@@ -1,4 +1,8 @@
-"""NCCL's own library, bound with ctypes: found, opened, its communicators and collectives."""
+"""NCCL's own library, bound with ctypes: found, opened, its communicators and collectives.
+
+Methods raise `NcclError` if NCCL refuses a call. Buffers are addresses of send and receive buffer, in device memory.
+`operation` is an ncclRedOp_t, for collectives that reduce. `stream` None is the default stream.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,6 @@ SUM, AVERAGE = 0, 4
 """ncclRedOp_t"""
 IN_PROGRESS: Final = 7
 """ncclInProgress: a call on a non-blocking communicator continues in the background."""
-_HOST_IMMEDIATE: Final = 1
-"""ncclScalarHostImmediate: the factor is read at once."""
 
 
 class NcclError(PluginError):
@@ -93,11 +95,7 @@ def candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 class Libnccl:
-    """One libnccl in this process.
-
-    Raises:
-        UserError: the file is not NCCL's library.
-    """
+    """One libnccl in this process; raises `UserError` if the file is not NCCL's library."""
 
     def __init__(self, path: Path) -> None:
         self.path: Final = path
@@ -118,7 +116,6 @@ class Libnccl:
         self._all_reduce = self._bind("AllReduce", pointer, pointer, count, number, number, pointer, pointer)
         self._broadcast = self._bind("Broadcast", pointer, pointer, count, number, number, pointer, pointer)
         self._reduce = self._bind("Reduce", pointer, pointer, count, number, number, number, pointer, pointer)
-        self._new_sum = self._bind("RedOpCreatePreMulSum", ctypes.POINTER(number), pointer, number, number, pointer)
         self._group_start = self._bind("GroupStart")
         self._group_end = self._bind("GroupEnd")
         self._destroy = self._bind("CommDestroy", pointer)
@@ -134,20 +131,13 @@ class Libnccl:
             raise NcclError(f"nccl{function}", code, (self._error_string(code) or b"?").decode())
 
     def unique_id(self) -> bytes:
-        """A new id, which rank 0 must pass to the other ranks; NcclError."""
+        """A new id, which rank 0 must pass to the other ranks."""
         made = UniqueId()
         self._check("GetUniqueId", self.library.ncclGetUniqueId(ctypes.byref(made)))
         return bytes(made)
 
     def init_rank(self, n_ranks: int, unique_id: bytes, rank: int) -> int:
-        """Make this rank's communicator; every rank must call it.
-
-        Args:
-            unique_id: rank 0's `unique_id()`.
-
-        Raises:
-            NcclError: NCCL cannot make it.
-        """
+        """Make this rank's communicator with rank 0's id; every rank must call it."""
         made = ctypes.c_void_p()
         self._check("CommInitRank", self._init_rank(ctypes.byref(made), n_ranks, UniqueId.of(unique_id), rank))
         return made.value or 0
@@ -163,17 +153,9 @@ class Libnccl:
         operation: int = SUM,
         stream: int | None = None,
     ) -> None:
-        """Call a collective on bfloat16 numbers.
+        """Call a collective on bfloat16 numbers; its root, if it has one, is rank 0.
 
-        Args:
-            collective: if it has a root, that is rank 0.
-            message_bytes: NCCL's nBytes: the total over ranks for all_gather and reduce_scatter.
-            buffers: addresses of send and receive buffer, in device memory.
-            operation: SUM or AVERAGE, for collectives that reduce.
-            stream: None: the default stream.
-
-        Raises:
-            NcclError: NCCL refuses the call.
+        `message_bytes` is NCCL's nBytes: the total over ranks for all_gather and reduce_scatter.
         """
         shared = message_bytes // BFLOAT16_BYTES
         is_sharded = collective in (Collective.all_gather, Collective.reduce_scatter)
@@ -192,17 +174,7 @@ class Libnccl:
         root: int = 0,
         stream: int | None = None,
     ) -> None:
-        """Call a collective.
-
-        Args:
-            buffers: addresses of send and receive buffer.
-            operation: ncclRedOp_t, for collectives that reduce.
-            root: rank, for collectives with a root.
-            stream: None: the default stream.
-
-        Raises:
-            NcclError: NCCL refuses the call.
-        """
+        """Call a collective."""
         where = (communicator, stream)
         if collective is Collective.all_gather:
             code = self._all_gather(*buffers, count, datatype, *where)
@@ -216,20 +188,9 @@ class Libnccl:
             code = self._reduce(*buffers, count, datatype, operation, root, *where)
         self._check(collective.name, code)
 
-    def premultiplied_sum(self, datatype: int, communicator: int) -> int:
-        """A reduction that multiplies by zero before it sums: its results do not matter here.
-
-        Raises:
-            NcclError: NCCL refuses it.
-        """
-        made, factor = ctypes.c_int(), ctypes.c_uint64(0)
-        code = self._new_sum(ctypes.byref(made), ctypes.addressof(factor), datatype, _HOST_IMMEDIATE, communicator)
-        self._check("RedOpCreatePreMulSum", code)
-        return made.value
-
     @contextmanager
     def group(self) -> Iterator[None]:
-        """Calls inside the context run as one group; NcclError at its end."""
+        """Calls inside the context run as one group; its end may raise."""
         self._check("GroupStart", self._group_start())
         try:
             yield
@@ -238,11 +199,11 @@ class Libnccl:
         self._check("GroupEnd", code)
 
     def destroy(self, communicator: int) -> None:
-        """Destroy a communicator; NcclError."""
+        """Destroy a communicator."""
         self._check("CommDestroy", self._destroy(communicator))
 
     def abort(self, communicator: int) -> None:
-        """Destroy a communicator without waiting for its calls; NcclError."""
+        """Destroy a communicator without waiting for its calls."""
         self._check("CommAbort", self._abort(communicator))
 
     @property

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...store.errors import PlanError, PluginError
-from ...store.records import CommunicatorClass, Plan, PlanRow, TimingSource, phase_name
+from ...store.records import CommunicatorClass, Plan, PlanRow, phase_name
 from ...store.records.passages import OtherPlugin, Passage, PassageKind, Passages
 from ...store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
 from .compiled import PLUGIN
@@ -152,7 +152,6 @@ class Plugin:
         self._set_recording = _bind(quick, "set_recording", None, u32)
         self._set_observing = _bind(quick, "set_observing", None, u32)
         self._set_capturing = _bind(quick, "set_capturing", None, u32)
-        self._set_timing_source_override = _bind(quick, "set_timing_source_override", None, u32)
         self._channels_seen = _bind(quick, "channels_seen", u32, u32, u32)
         self._flip = _bind(quick, "plan_flip", ctypes.c_int, u32)
         self._active_epoch = _bind(library, "active_epoch", u32)
@@ -165,7 +164,6 @@ class Plugin:
         self._promise = _bind(library, "promise", u64, u64, u64)
         self._commit = _bind(library, "commit", fault, u64, pointer, u32, pointer, u32)
         self._release = _bind(library, "release", None, u64)
-        self._set_patience = _bind(library, "set_patience", None, ctypes.c_double)
         self._waits = _bind(quick, "waits", None, pointer)
         self._row_is_legal = _bind(library, "plan_row_is_legal", ctypes.c_int, pointer)
         self._load_plan = _bind(library, "plan_load", ctypes.c_int, pointer, u32, u32, u32)
@@ -210,10 +208,6 @@ class Plugin:
     def set_capturing(self, on: bool) -> None:
         """A graph's capture begins or has ended: NCCL's profiler must add nothing to the graph."""
         self._set_capturing(1 if on else 0)
-
-    def set_timing_source_override(self, source: TimingSource) -> None:
-        """The timing source that records report for kernel-channel times: `emulated`, or `none` for the real one."""
-        self._set_timing_source_override(int(source))
 
     def ask_chunk_sizes(self, on: bool) -> None:
         """Have NCCL ask for chunk sizes, from 2.30 on; on all ranks alike, before the first communicator."""
@@ -266,13 +260,9 @@ class Plugin:
         return int(self._promise(owner, lead_calls))
 
     def commit(self, owner: int, from_calls: Sequence[int], cycle: bytes = b"") -> bool:
-        """Put the prepared stages in force, each from its call in `from_calls` on.
+        """Put the prepared stages in force, each from its call in `from_calls` on; False: this rank could not follow.
 
-        Args:
-            cycle: the calls of a step with their phases.
-
-        Returns:
-            False: this rank could not follow.
+        `cycle` has the calls of a step with their phases.
         """
         calls = np.array(from_calls, np.uint64)
         return bool(self._commit(owner, calls.ctypes.data, len(calls), cycle, len(cycle) // CYCLE_DTYPE.itemsize) == 0)
@@ -286,10 +276,6 @@ class Plugin:
         """End the promise without a change: calls of this communicator pass."""
         self._release(owner)
 
-    def set_patience(self, seconds: float) -> None:
-        """How long a call waits for an outcome before it passes without one, for good."""
-        self._set_patience(seconds)
-
     def waits(self) -> tuple[int, float, int]:
         """(calls that had to wait for an outcome, longest wait in microseconds, calls that wait now)."""
         found = (ctypes.c_uint64 * 3)()
@@ -299,11 +285,7 @@ class Plugin:
     # ---- the plan of the whole process: for tools whose ranks change it at a barrier of their own ---------------
 
     def load_plan(self, plan: Plan) -> None:
-        """Write `plan` into the inactive table while lookups go on. `flip` makes it active.
-
-        Raises:
-            PlanError: too many rows, an illegal cell or count, or overlapping ranges; nothing has changed.
-        """
+        """Write `plan` into the inactive table while lookups go on. `flip` makes it active. Raises as `prepare`."""
         self._load(self._load_plan, plan)
 
     def _load(self, load: Any, plan: Plan) -> None:

@@ -67,9 +67,7 @@ def connection_mb(algorithm: Algorithm, communicator: CommunicatorClass, n_chann
 def channels_within(limit_mb: float, channel_mb: float | None = None, fixed_mb: float = 0.0) -> int:
     """Most channels of a communicator whose ring fits into a limit, at least 1.
 
-    Args:
-        limit_mb: device memory that the ring may take, 10^6 bytes.
-        channel_mb: memory of one channel; None: NCCL's over a network.
+    Both figures are in 10^6 bytes. `channel_mb` is the memory of one channel; None: NCCL's over a network.
     """
     if channel_mb is None:
         channel_mb = connection_mb(Algorithm.ring, CommunicatorClass(2, 2), 1)

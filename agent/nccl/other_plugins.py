@@ -29,7 +29,6 @@ class PluginKind:
     """NCCL's tuner or profiler."""
 
     variable: str
-    """NCCL's variable."""
     next_variable: str
     """The variable with the next plugin's path or name; empty: search by NCCL's rules."""
 
@@ -47,11 +46,9 @@ def user_plugin(kind: PluginKind, environment: Mapping[str, str]) -> str:
 
 
 def set_variables(environment: MutableMapping[str, str], name: str, *, searches: bool) -> None:
-    """Name zerotune's plugin as NCCL's tuner and profiler, and keep the names of the user's plugins.
+    """Name zerotune's plugin, by path or name, as NCCL's tuner and profiler, and keep the names of the user's plugins.
 
-    Args:
-        name: path or name of zerotune's plugin.
-        searches: also ask plugins that NCCL would find without a name.
+    `searches`: also ask plugins that NCCL would find without a name.
     """
     for kind in (TUNER, PROFILER):
         other = user_plugin(kind, environment)

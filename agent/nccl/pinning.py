@@ -1,4 +1,7 @@
-"""The algorithms and protocols that NCCL_ALGO and NCCL_PROTO allow; NCCL reads them before it asks a tuner."""
+"""The algorithms and protocols that NCCL_ALGO and NCCL_PROTO allow; NCCL reads them before it asks a tuner.
+
+An unknown name in them raises `UserError`.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,6 @@ def unserved(environment: Mapping[str, str]) -> tuple[Collective, ...]:
     """Collectives of sharded training for which the user's settings allow no algorithm on any machine.
 
     Gradients are averaged, as in FSDP: reduce_scatter has fewer algorithms for averages than for sums.
-
-    Raises:
-        UserError: a setting has an unknown name.
     """
     collnet = environment.get("NCCL_COLLNET_ENABLE") == "1"
     found = []
@@ -40,11 +40,7 @@ def unserved(environment: Mapping[str, str]) -> tuple[Collective, ...]:
 
 
 def allowed_cells(environment: Mapping[str, str], collective: Collective) -> frozenset[tuple[Algorithm, Protocol]]:
-    """Cells that the user's settings allow for `collective`, whether or not NCCL has them.
-
-    Raises:
-        UserError: a setting has an unknown name.
-    """
+    """Cells that the user's settings allow for `collective`, whether or not NCCL has them."""
     algorithms = allowed(environment.get("NCCL_ALGO", ""), collective, Algorithm, catalog.parse_algorithm)
     protocols = allowed(environment.get("NCCL_PROTO", ""), collective, Protocol, catalog.parse_protocol)
     return frozenset((algorithm, protocol) for algorithm in algorithms for protocol in protocols)
@@ -53,16 +49,11 @@ def allowed_cells(environment: Mapping[str, str], collective: Collective) -> fro
 def allowed(
     text: str, collective: Collective, members: type[_Member], parse: Callable[[str], _Member]
 ) -> frozenset[_Member]:
-    """Members that one of the user's settings allows for a collective.
+    """Members (of `Algorithm` or `Protocol`) that one of the user's settings allows for a collective.
 
     Args:
         text: the setting: a list, `^` with a list of exclusions, or by function (`ring;allreduce:tree`).
         collective: parts of `text` for other functions do not count.
-        members: `Algorithm` or `Protocol`.
-        parse: returns a member by NCCL's name.
-
-    Raises:
-        UserError: `text` has an unknown name.
     """
     left = frozenset(members)
     for part in filter(None, (part.strip() for part in text.split(";"))):

@@ -65,11 +65,7 @@ class Release(NamedTuple):
 
 
 def release(environment: Mapping[str, str]) -> Release:
-    """The release that `ZEROTUNE_NCCL_VERSION` names: "2.27.7", or "rccl-2.27.7".
-
-    Raises:
-        UserError: it is not a release.
-    """
+    """The release that `ZEROTUNE_NCCL_VERSION` names: "2.27.7", or "rccl-2.27.7"; UserError if it names none."""
     text = environment.get("ZEROTUNE_NCCL_VERSION") or DEFAULT
     number = text.lower().removeprefix("rccl-")
     try:

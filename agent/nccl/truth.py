@@ -3,6 +3,8 @@
 A cell's time is `base + hops * latency + n_channels * channel_us + wire_bytes / bandwidth(n_channels)`.
 `wire_bytes` and bandwidths follow nccl-tests' bus convention, so that bandwidths compare with link rates.
 Bandwidth grows with channels until the link saturates. `channel_factors` modify that curve; several peaks are allowed.
+`n_channels` are the channels that run; the last one may count by its share of traffic. `message_bytes` is NCCL's
+nBytes, the whole buffer.
 """
 
 from __future__ import annotations
@@ -62,11 +64,7 @@ class TruthCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return bent * channel_factor(self.channel_factors, n_channels)
 
     def fixed_us(self, communicator: CommunicatorClass, collective: Collective, n_channels: float) -> float:
-        """The part of a collective's time that does not depend on its bytes.
-
-        Args:
-            n_channels: channels that run; the last may count by its share of traffic.
-        """
+        """The part of a collective's time that does not depend on its bytes."""
         n_intra, n_inter = hops(communicator, collective, Algorithm[self.algorithm])
         hops_us = n_intra * self.intra_us + n_inter * self.inter_us
         return self.base_us + hops_us + n_channels * self.channel_us
@@ -123,10 +121,8 @@ class RecordedCurve(NamedTuple):
     def time_us(self, collective: Collective, n_ranks: int, message_bytes: float, factor: float) -> float:
         """Time on any number of ranks: another number than the recorded one changes the number of steps.
 
-        Args:
-            collective: broadcast and reduce send all bytes in each step, so they take as long on any number of ranks.
-            message_bytes: NCCL's nBytes, the whole buffer.
-            factor: on the bandwidth; below 1 it slows down only times that bandwidth limits.
+        Broadcast and reduce send all bytes in each step, so they take as long on any number of ranks. `factor` is on
+        the bandwidth. If it is below 1, it slows down only times that bandwidth limits.
         """
         steps_ratio = (n_ranks - 1) / (self.n_ranks - 1)
         step_bytes = message_bytes * self.n_ranks / n_ranks
@@ -151,11 +147,12 @@ class RecordedCurve(NamedTuple):
 
 
 CurveKey = tuple[Collective, Algorithm, Protocol]
-POINT_COLUMNS: Final = ("collective", "algorithm", "protocol", "n_ranks", "message_bytes", "duration_us")
 
 
 def read_points(lines: Iterable[str]) -> Mapping[CurveKey, RecordedCurve]:
-    """Curves from CSV with `POINT_COLUMNS`; several points of one size are averaged.
+    """Curves from CSV: collective, algorithm, protocol, n_ranks, message_bytes, duration_us.
+
+    Several points of one size are averaged.
 
     Times are made non-decreasing in bytes: if a larger message was faster, its time counts for the smaller one, since
     the difference is noise. Raises ValueError or KeyError on malformed rows.
@@ -190,10 +187,6 @@ class Line(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def line(cell: TruthCell, communicator: CommunicatorClass, collective: Collective, n_channels: float) -> Line:
-    """A cell's time as a linear function of the message's bytes.
-
-    Args:
-        n_channels: channels that run; the last may count by its share of traffic.
-    """
+    """A cell's time as a linear function of the message's bytes."""
     share = wire_share(communicator, collective)
     return Line(cell.fixed_us(communicator, collective, n_channels), share / (1000.0 * cell.gbs(n_channels)))

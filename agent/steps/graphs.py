@@ -10,8 +10,7 @@ from weakref import WeakKeyDictionary
 class GraphCalls:
     """Counts calls that ran in replayed graphs. Used by the training thread.
 
-    Args:
-        n_calls: returns for how many collectives NCCL has asked the tuner.
+    `n_calls` returns for how many collectives NCCL has asked the tuner.
     """
 
     def __init__(self, n_calls: Callable[[], int]) -> None:

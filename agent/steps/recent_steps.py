@@ -13,15 +13,10 @@ from ...store.step_times import Saved, SideBySide
 
 N_LATEST: Final = 64
 N_KEPT: Final = 256
-"""Steps that are kept."""
 
 
 class RecentSteps:
-    """Written by the training thread, read by any other.
-
-    Args:
-        is_control: whether an epoch is a control window.
-    """
+    """Written by the training thread, read by any other; `is_control` tells whether an epoch is a control window."""
 
     def __init__(self, is_control: Callable[[int], bool] = lambda _: False) -> None:
         self._is_control = is_control

@@ -129,8 +129,7 @@ class StepTimer:
     def report_ended(self, *, is_last: bool = False) -> None:
         """Report the steps whose ends the device has reached by now; never waits for it.
 
-        Args:
-            is_last: drop the steps whose ends it has not reached.
+        `is_last` drops the steps whose ends it has not reached.
         """
         with self._reporting:
             while self._noted:

@@ -21,11 +21,9 @@ class SummaryWriter:
         self._rank = 0
 
     def describe(self, fabric: str | None, n_ranks: int, rank: int = 0) -> None:
-        """Describe the run.
+        """Describe the run; without a fabric it runs on the real NCCL.
 
-        Args:
-            fabric: name of the emulated fabric; None: the real NCCL.
-            rank: of the process group; processes of `mp.spawn` do not have it in their environment.
+        `rank` is that of the process group; processes of `mp.spawn` do not have it in their environment.
         """
         self._fabric = fabric
         self._n_ranks = n_ranks
@@ -38,10 +36,8 @@ class SummaryWriter:
     def write(self, job_id: str = "") -> None:
         """Write the file, on rank 0 only; a process that never joined a job (torchrun itself) writes no file.
 
-        `job_id` is the daemon's name for the run; empty: no daemon knows the run.
-
-        Raises:
-            OSError: the path cannot be written.
+        `job_id` is the daemon's name for the run; empty: no daemon knows the run. A path that cannot be written raises
+        `OSError`.
         """
         if self._n_ranks == 0 or self._rank != 0:
             return

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rehearse.device_functions import device_functions
 from zerotune.agent.nccl import library
 from zerotune.agent.nccl.libnccl import Libnccl
-from zerotune.agent.nccl.mock_cuda.device_functions import device_functions
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.agent.nccl.mock_cuda.mock import MockCuda
 from zerotune.agent.nccl.twin.machines import MACHINES

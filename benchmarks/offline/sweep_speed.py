@@ -34,7 +34,7 @@ from benchmarks.lib.reporting import Result, options_of, report, say
 from zerotune.agent.nccl import cost_model, fabric
 from zerotune.store.errors import FabricError
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 from zerotune.tuner.offline.sweep.grid import MIN_REPEATS, GridPoint, Place, make_grid
 from zerotune.tuner.offline.sweep.protocol import Measure
 from zerotune.tuner.offline.sweep.strategy import LOOK_REPEATS, Active, FullGrid, Strategy

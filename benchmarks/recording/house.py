@@ -35,15 +35,15 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 49_874,
-    "agent_lines": 23_345,
-    "agent_wheel_lines": 23_345,
-    "store_lines": 6_367,
-    "zero_runtime_lines": 5_000,
-    "tests_lines": 52_245,
-    "benchmarks_lines": 22_657,
-    "constants": 1_119,
-    "files_over_400_lines": 24,
+    "tuner_lines": 49_822,
+    "agent_lines": 22_854,
+    "agent_wheel_lines": 22_854,
+    "store_lines": 6_109,
+    "zero_runtime_lines": 4_876,
+    "tests_lines": 52_248,
+    "benchmarks_lines": 22_768,
+    "constants": 1_116,
+    "files_over_400_lines": 12,
 }
 """What it is by now: a test lets it shrink only."""
 

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from zerotune.agent.nccl.fabric import Fabric
-from zerotune.agent.nccl.mock_cuda.device_functions import DeviceFunction
+from benchmarks.rehearse.device_functions import DeviceFunction
+from zerotune.agent.nccl.fabric_model import Fabric
 from zerotune.store.errors import FabricError
 from zerotune.store.records import Collective, CommunicatorClass
 

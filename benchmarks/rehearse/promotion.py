@@ -8,7 +8,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Final
 
-from zerotune.agent.nccl.fabric import Fabric, load
+from zerotune.agent.nccl.fabric import load
+from zerotune.agent.nccl.fabric_model import Fabric
 from zerotune.store.errors import FabricError
 from zerotune.store.records import Algorithm, Collective, CommunicatorClass, Protocol
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.rehearse.mock_gpu import MOCK_GPU, QUEUE
-from zerotune.agent.nccl.fabric import Fabric, load
+from zerotune.agent.nccl.fabric import load
+from zerotune.agent.nccl.fabric_model import Fabric
 from zerotune.store.atomic_file import atomic_write
 from zerotune.store.errors import UserError
 from zerotune.store.foreign.ways import make_own_folder

@@ -11,14 +11,14 @@ import zlib
 from pathlib import Path
 from typing import Final
 
+from benchmarks.rehearse.device_functions import device_functions
 from benchmarks.rehearse.mock_gpu import HOST_US, MockGpu
 from benchmarks.rehearse.prices import Prices
 from benchmarks.rehearse.settings import Rehearsal
+from benchmarks.rehearse.timing_source import mark_records_emulated
 from zerotune.agent.nccl.libnccl import LIBRARY, LIBRARY_VARIABLE, Libnccl
-from zerotune.agent.nccl.mock_cuda.device_functions import device_functions
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.agent.nccl.mock_cuda.mock import Patched
-from zerotune.agent.nccl.mock_cuda.timing_source import mark_records_emulated
 from zerotune.store.errors import UserError
 
 _BLAS: Final = ("libcublasLt.so.*", "libcublas.so.*")

@@ -108,7 +108,7 @@ def serve(endpoint: str, store_path: str) -> int:
 
     from zerotune.tuner.learning.brain import Brain, BrainSettings
     from zerotune.tuner.learning.knowledge import Knowledge
-    from zerotune.tuner.service.daemon import run_daemon
+    from zerotune.tuner.service.serving import run_daemon
 
     thought_ms: list[float] = []
 

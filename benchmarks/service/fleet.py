@@ -72,7 +72,7 @@ from zerotune.tuner.fleet.signing import Signer, make_key, public_path
 from zerotune.tuner.fleet.storage import Storage
 from zerotune.tuner.fleet.writer import FleetWriter
 from zerotune.tuner.join import OBSERVATION
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 
 N_NODES: Final = 1000
 TRAFFIC_S, TRAFFIC_S_QUICK = 120, 10

@@ -36,11 +36,10 @@ class Decoding:
     """A function in a process of its own, for one thread; the first call starts the process, also after it was killed.
 
     Args:
-        function: MODULE:NAME of a function that takes a name and bytes and returns bytes; it raises ValueError, with
-            a text, for invalid data.
+        function: MODULE:NAME of a function that takes a name and bytes and returns at most `most_bytes`; it raises
+            ValueError, with a text, for invalid data.
         memory_mib: memory that it may take beyond the interpreter's and its imports'.
-        seconds: time that one call may take.
-        most_bytes: bytes that it may return.
+        seconds: limit of one call.
     """
 
     def __init__(self, function: str, *, memory_mib: int, seconds: float, most_bytes: int) -> None:
@@ -58,11 +57,7 @@ class Decoding:
         self.close()
 
     def __call__(self, name: str, data: bytes) -> bytes:
-        """The function's result.
-
-        Raises:
-            Undecodable: it refused, or took more than it may.
-        """
+        """The function's result; raises `Undecodable` if the function refuses the data or exceeds a limit."""
         try:
             line = self._begun()
             ends_at_s = time.monotonic() + self._seconds

@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, as the kernel says."""
+"""The process at the other end of a Unix socket, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,5 @@ class Peer(NamedTuple):
 
 
 def peer_of(connected: sockets.socket) -> Peer:
-    """Who is at the other end.
-
-    Raises:
-        OSError: the socket is not connected.
-    """
+    """The process at the other end of a connected socket."""
     return Peer._make(_UCRED.unpack(connected.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _UCRED.size)))

@@ -9,18 +9,14 @@ from pathlib import Path
 
 
 def read_file(path: Path, max_bytes: int, *, owner: int | None = None, follow: bool = True) -> bytes:
-    """All of a file.
+    """All bytes of a file.
 
     Args:
-        max_bytes: the most bytes that it may have.
         owner: number of the user who must own it; None: any user.
         follow: whether it may be a symbolic link.
 
-    Returns:
-        Its bytes.
-
     Raises:
-        OSError: it cannot be read, is a device, a pipe or a folder, is another user's, or has more bytes.
+        OSError: it cannot be read, is a device, a pipe or a folder, is another user's, or has more than `max_bytes`.
     """
     data = _read(path, max_bytes + 1, owner, 0 if follow else os.O_NOFOLLOW)
     if len(data) > max_bytes:
@@ -29,11 +25,7 @@ def read_file(path: Path, max_bytes: int, *, owner: int | None = None, follow: b
 
 
 def begin_of(path: Path, n_bytes: int) -> bytes:
-    """The first bytes of a file.
-
-    Raises:
-        OSError: it cannot be read, or is a device, a pipe or a folder.
-    """
+    """The first bytes of a file; raises `OSError` for a device, a pipe or a folder, too."""
     return _read(path, n_bytes, None, 0)
 
 

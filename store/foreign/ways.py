@@ -1,4 +1,7 @@
-"""Who could have put something at a path: checked before its content is executed or trusted as this user's own."""
+"""Checks whether other users could have put something at a path, before its content is executed or trusted.
+
+For messages, `what` names the purpose of a file or folder, and `elsewhere` another path, which the remedy proposes.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,15 @@ from typing import Final
 from ..errors import UntrustedError
 
 SESSION_DIRS = "/run/user"
-"""Where systemd makes each user's runtime directory, which cron and batch jobs are not told of."""
+"""systemd makes each user's runtime directory here; cron and batch jobs do not get its path."""
 _MOST_LINKS: Final = 40
 """The kernel follows this many in one path."""
 
 
 def refuse_reachable(path: Path, what: str, elsewhere: str) -> None:
-    """Refuse a path if users other than this one and root could have put something there, or still could.
+    """Refuse an absolute path if users other than this one and root could have put something there, or still could.
 
     This checks every folder and link of the path, and the file itself. Missing parts are skipped.
-
-    Args:
-        path: absolute path of a file or a folder; it may be missing.
-        what: its purpose, for the message.
-        elsewhere: how to name another path, for the remedy.
 
     Raises:
         UntrustedError: another user could.
@@ -51,13 +49,8 @@ def refuse_reachable(path: Path, what: str, elsewhere: str) -> None:
 def make_own_folder(folder: Path, what: str, elsewhere: str) -> None:
     """Make a folder, and missing ones above it, that only this user can write to or replace.
 
-    Args:
-        what: the folder's content, for the message.
-        elsewhere: how to name another folder, for the remedy.
-
     Raises:
         UntrustedError: others could put something there.
-        OSError: it cannot be made.
     """
     refuse_reachable(folder, what, elsewhere)
     missing = [one for one in (folder, *folder.parents) if not one.exists()]

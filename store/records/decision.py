@@ -12,7 +12,7 @@ from .nccl import Candidate
 
 
 class DecisionKind(str, Enum):
-    """What a decision is about; those from `pace` on concern the whole job."""
+    """The subject of a decision; those from `pace` on concern the whole job."""
 
     explore = "explore"
     promote = "promote"
@@ -23,7 +23,7 @@ class DecisionKind(str, Enum):
     provisional = "provisional"
     """The candidate runs in most steps, though it is not proven to be faster."""
     pace = "pace"
-    """Training's own pace has changed."""
+    """Training itself became faster or slower."""
     regime = "regime"
     """The network's state has changed."""
     variant = "variant"
@@ -59,7 +59,7 @@ class Decision(msgspec.Struct, frozen=True):
     alternatives: str = "[]"
     """JSON list of the other candidates: setting, predicted interval, measured median and count."""
     step: int | None = None
-    """The newest step known when this was decided; for a change of pace the step that showed it.
+    """The newest step known when this was decided; for kind `pace`, the step that showed the change.
 
     None in decisions of older versions.
     """

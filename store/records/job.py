@@ -12,7 +12,7 @@ from .passages import Passages
 
 
 class Stage(IntEnum):
-    """What kind of workload the sequence of collectives shows."""
+    """The kind of workload that the sequence of collectives shows."""
 
     unknown = 0
     ddp = 1
@@ -24,7 +24,7 @@ class Stage(IntEnum):
 
 
 class HowKnown(str, Enum):
-    """Where the share of exposed communication comes from."""
+    """The origin of the share of exposed communication."""
 
     unknown = "unknown"
     """The share may have any value."""
@@ -57,7 +57,7 @@ class MissingEvidence(str, Enum):
 
 
 class Exposure(msgspec.Struct, frozen=True):
-    """The share of communication that computation waits for: the least and the most that it may be (90 %)."""
+    """The share of communication that computation waits for: the ends of its 90 % interval."""
 
     how: HowKnown = HowKnown.unknown
     least: float = 0.0
@@ -90,7 +90,6 @@ class JobRecord(msgspec.Struct, frozen=True):
     started_at_s: float
     ended_at_s: float | None = None
     name: str = ""
-    """What `launch --name` called it."""
     is_lost: bool = False
     """Its ranks fell silent, or their daemon ended before they did."""
     passages: Passages = Passages()
@@ -100,7 +99,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     failure: str = ""
     """The first rank whose script ended by an exception, and that exception's type; empty: none is known."""
     training: str = ""
-    """What all starts of the same training on the same hardware have in common; empty: nobody compares them."""
+    """The same text for all starts of one training on the same hardware; empty: starts are not compared."""
     environment: str = ""
     """Variables set at its start, as a trial or permanently, as `NAME=VALUE` separated by spaces."""
 

@@ -1,4 +1,4 @@
-"""What decisions are about: phases of a step, classes of message sizes, and keys made of them."""
+"""The subjects of decisions: phases of a step, classes of message sizes, and keys made of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .nccl import Collective, CommunicatorClass
 
 
 class Phase(IntEnum):
-    """Where in the training step a collective is."""
+    """The part of the training step in which a collective runs."""
 
     other = 0
     forward_gather = 1
@@ -51,7 +51,7 @@ def size_class_range(index: int) -> tuple[int, int]:
 
 
 class DecisionKey(msgspec.Struct, frozen=True, order=True):
-    """What one decision is about: a communicator class, a collective, a phase, a size class."""
+    """The subject of one decision."""
 
     communicator: CommunicatorClass
     collective: Collective

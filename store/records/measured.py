@@ -1,4 +1,4 @@
-"""What was measured: collectives and steps."""
+"""Measured collectives and steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .numbers import Micros, Ordinal, Pressure
 
 
 class TimingSource(IntEnum):
-    """Where a duration comes from; `none` means that there is no duration."""
+    """The origin of a duration; `none` means that there is no duration."""
 
     none = 0
     gpu_kernel = 1

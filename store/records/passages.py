@@ -46,16 +46,15 @@ class OtherPlugin(msgspec.Struct, frozen=True):
     name: Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A[ -~]*\Z")]
     """The plugin's own name, in printable ASCII; empty: it could not run beside ours."""
     n_faults: Count = 0
-    """The plugin's errors and unusable answers."""
+    """Errors and unusable answers."""
 
 
 class Passages(msgspec.Struct, frozen=True):
     """All that one rank, or several, have observed."""
 
     kinds: Annotated[tuple[Passage, ...], msgspec.Meta(max_length=len(PassageKind))] = ()
-    """One for each observed kind."""
     n_one_rank_communicators: Count = 0
-    """Their collectives are copies that NCCL reports to no plugin."""
+    """NCCL reports their collectives, which are copies, to no plugin."""
     others: Annotated[tuple[OtherPlugin, ...], msgspec.Meta(max_length=MAX_OTHERS)] = ()
     n_impossible_times: Count = 0
     """Kernel times from NCCL that cannot be the collective's; they are left out."""

@@ -90,7 +90,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def last_epoch(self) -> int:
-        """Epoch of the last stage."""
+        """Epoch of the stage that stays in force."""
         return self.epoch + len(self.then)
 
     def stages(self) -> list[tuple[int, Plan]]:
@@ -109,7 +109,7 @@ class Plan(msgspec.Struct, frozen=True):
         return Plan(self.epoch + 1, rows, self.gathers_after_step, self.then[1:])
 
     def without(self, collectives: Container[Collective]) -> Plan:
-        """This plan without these rows."""
+        """This plan without the rows of these collectives."""
         rows, then = self.rows, []
         for stage in self.then:
             n_left = sum(row.collective not in collectives for row in rows[: stage.n_rows])

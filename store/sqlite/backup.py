@@ -16,12 +16,7 @@ _ANOTHER = "name another file"
 def back_up(store: Path, target: Path, *, may_overwrite: bool = False) -> int:
     """Copy what is committed in `store` to `target`, completely or not at all; writers go on meanwhile.
 
-    Args:
-        store: the file to copy; a daemon may have it open.
-        target: where the copy goes; it gets no side files.
-
-    Returns:
-        Bytes of the copy.
+    Returns the bytes of the copy, which has no side files.
 
     Raises:
         StoreError: `store` cannot be read; `target` cannot be written, exists and may not be overwritten, or belongs to

@@ -3,7 +3,7 @@
 `record_*`, `update_job` and `save_model` only queue and never block; reads see committed rows
 (call `flush` first to read your own rows). Rows beyond the queue's limit (500,000) are dropped and counted, so
 bulk importers call `flush` between blocks. While the disk is full, rows wait in that queue.
-Times are seconds since the epoch.
+Times are seconds since the epoch. Measurements are arrays of dtype MEASUREMENT or STORED, shape (n,), oldest first.
 """
 
 from __future__ import annotations
@@ -22,14 +22,7 @@ from ..lockfile import LockFile
 from ..records import CandidateStatistics, JobRecord, ModelRecord
 from ..wire import StoreState
 from .damage.damage import Damage, DamageWatch
-from .opening import (
-    Redo,
-    begin_anew,
-    cannot_be_opened,
-    open_for_reading,
-    open_for_writing,
-    reader,
-)
+from .opening import Redo, begin_anew, cannot_be_opened, open_for_reading, open_for_writing, reader
 from .reading.queries import Reading
 from .rows.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN
 from .writing.recording import Recording
@@ -91,11 +84,6 @@ class Store(Reading, Recording):
         Args:
             path: of the file, which is created if it is missing, unless `read_only`.
             read_only: take no lock and change nothing; another process may write meanwhile.
-            retention: how much is kept; None: the defaults of `Retention`.
-            clock: seconds since the epoch (Unix time); tests pass their own.
-
-        Returns:
-            The open store; close it, or use it in a `with` statement.
 
         Raises:
             StoreError: it cannot be opened, is another application's, or (read-only) is missing or damaged.
@@ -171,11 +159,7 @@ class Store(Reading, Recording):
         return self._writer.flush(timeout_s) if self._writer else True
 
     def commit(self, timeout_s: float = 30.0) -> None:
-        """Like `flush`, but raises if rows are not committed.
-
-        Raises:
-            StoreError: recorded rows are not committed.
-        """
+        """Like `flush`, but raises `StoreError` if rows are not committed."""
         is_written = self.flush(timeout_s)
         n_lost, self._n_lost_reported = self.n_dropped - self._n_lost_reported, self.n_dropped
         if not is_written:

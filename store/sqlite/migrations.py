@@ -178,8 +178,7 @@ READABLE_WITHOUT: Final = {
 def migrate(connection: sqlite3.Connection) -> None:
     """Apply the schema steps that a store lacks, each in a transaction of its own.
 
-    Raises:
-        sqlite3.Error: a step cannot be applied now; the store keeps the steps before it.
+    If a step cannot be applied now, this raises `sqlite3.Error`, and the store keeps the steps before it.
     """
     from sqlite_utils import Database, Migrations  # takes 0.15 s, which readers save
 
@@ -190,11 +189,7 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def applied(connection: sqlite3.Connection) -> list[str]:
-    """The store's applied schema steps in order; empty if it records none.
-
-    Raises:
-        sqlite3.Error: it cannot be read.
-    """
+    """The store's applied schema steps in order; empty if it records none."""
     is_there = "SELECT 1 FROM sqlite_master WHERE name = ? AND rootpage > 0"
     if not connection.execute(is_there, (MIGRATIONS_TABLE,)).fetchone():
         return []

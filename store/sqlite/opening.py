@@ -16,7 +16,7 @@ from ..errors import StoreError, StoreLockedError, StoreVersionError, reason
 from ..foreign.regular_file import begin_of
 from ..lockfile import LockFile, LockHeld
 from ..private_folders import make_private, refuse_open_folder
-from .damage.damage import SQLITE_HEADER, Damage, check_pages, is_damage, remedy
+from .damage.damage import SQLITE_HEADER, Damage, StoreDamage, check_pages, is_damage, remedy
 from .damage.recovery import Recovered, recover
 from .damage.replacement import (
     clear,
@@ -29,15 +29,7 @@ from .damage.replacement import (
     unfinished,
 )
 from .damage.sound_rows import CELLS, columns_of, show_sound_rows, warn_of_damage
-from .migrations import (
-    APPLICATION_ID,
-    MIGRATIONS_TABLE,
-    READABLE_WITHOUT,
-    all_steps,
-    applied,
-    columns_without,
-    migrate,
-)
+from .migrations import APPLICATION_ID, MIGRATIONS_TABLE, READABLE_WITHOUT, all_steps, applied, columns_without, migrate
 from .schema import guarded, has_table, stranger
 
 _log = logging.getLogger("zerotune.store")
@@ -54,10 +46,6 @@ Redo = Callable[[sqlite3.Connection], int]
 """Writes recent rows from memory into a new file; returns how many measurements that adds."""
 
 
-class StoreDamage(sqlite3.DatabaseError):
-    """SQLite can read the file, but tables or columns are missing."""
-
-
 def open_for_writing(path: Path) -> tuple[sqlite3.Connection, LockFile, Damage | None]:
     """The writer's connection, its lock, and the damage of a file that was set aside.
 
@@ -68,7 +56,7 @@ def open_for_writing(path: Path) -> tuple[sqlite3.Connection, LockFile, Damage |
         StoreLockedError: another process has the store open for writing.
         StoreVersionError: a newer zerotune wrote it.
     """
-    _refuse_foreign(path)
+    refuse_foreign(path)
     lock = _lock(path)
     is_new = False
     try:
@@ -100,12 +88,8 @@ def begin_anew(
 ) -> tuple[sqlite3.Connection, Damage]:
     """Keep a damaged file under another name, and put a new one with its sound rows in its place.
 
-    Args:
-        path: of the store, whose lock is held, and which no connection of this process writes any more.
-        redo: writes the caller's recent rows into the new file.
-
-    Returns:
-        The writer's connection to the new file, and the damage.
+    The caller holds the store's lock, and no connection of this process writes it any more. `redo` writes the caller's
+    recent rows into the new file. The result is the writer's connection to the new file, and the damage.
 
     Raises:
         sqlite3.Error: the new file cannot be written; nothing has changed.
@@ -123,19 +107,10 @@ def begin_anew(
 
 
 def replace(path: Path, redo: Redo | None = None) -> tuple[sqlite3.Connection, Path, Recovered | None]:
-    """Write a damaged store's sound rows into a new file, and put it in the store's place.
+    """Write a damaged store's sound rows into a new file, and put it in the store's place; see `begin_anew`.
 
-    Args:
-        path: of the store, whose lock is held, and which no connection of this process writes any more.
-        redo: writes the caller's recent rows into the new file.
-
-    Returns:
-        The writer's connection to the new file, the old file's path, and what was recovered; None if an earlier call
-        has written the new file and could not put it in place.
-
-    Raises:
-        sqlite3.Error: the new file cannot be written or opened.
-        OSError: a file cannot be renamed now; the next call, or the next opening, tries again.
+    Returns the writer's connection to the new file, the old file's path, and what was recovered. None is recovered if
+    an earlier call has written the new file and could not put it in place.
     """
     found = None
     if (stamp := unfinished(path)) is None:
@@ -205,7 +180,7 @@ def open_unchecked(path: Path) -> sqlite3.Connection:
         StoreVersionError: a newer zerotune wrote it.
     """
     _refuse_absent(path)
-    _refuse_foreign(path)
+    refuse_foreign(path)
     with contextlib.ExitStack() as opened:
         try:
             connection = _read_only(path)
@@ -221,13 +196,7 @@ def open_unchecked(path: Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Hold a store's lock for a block that no other writer may disturb.
-
-    Raises:
-        StoreError: the directory cannot be written, all users may write there, or it is another user's.
-        UntrustedError: a link stands where the lock file goes.
-        StoreLockedError: another process has the store open for writing.
-    """
+    """Hold a store's lock for a block that no other writer may disturb; raises like `open_for_writing`."""
     lock = _lock(path)
     try:
         _finish_replacement(path)
@@ -388,12 +357,13 @@ def cannot_be_opened(path: Path, error: sqlite3.Error | MemoryError) -> StoreErr
 
 def _refuse_absent(path: Path) -> None:
     if not path.is_file():
-        raise StoreError(f"there is no store at {path}", "run a job first, or " + _ELSEWHERE)
+        problem = f"{path} is no regular file" if path.exists() else f"there is no store at {path}"
+        raise StoreError(problem, "run a job first, or " + _ELSEWHERE)
     if not path.stat().st_size and not path.with_name(path.name + "-wal").exists():
         raise StoreError(f"store {path} is empty", "run a job first, or " + _ELSEWHERE)
 
 
-def _refuse_foreign(path: Path) -> None:
+def refuse_foreign(path: Path) -> None:
     """Refuse a mistyped path: a file that is no database by its first bytes and its name."""
     if path.is_file() and path.suffix not in _DATABASE_SUFFIXES and not is_set_aside(path):
         begin = begin_of(path, len(SQLITE_HEADER))

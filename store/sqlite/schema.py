@@ -33,21 +33,13 @@ def guarded(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def has_table(connection: sqlite3.Connection, name: str) -> bool:
-    """Whether there is an ordinary table of this name, neither a view nor a virtual table.
-
-    Raises:
-        sqlite3.Error: the schema cannot be read.
-    """
+    """Whether there is an ordinary table of this name, neither a view nor a virtual table."""
     found = "SELECT 1 FROM main.sqlite_master WHERE type = 'table' AND rootpage > 0 AND name = ?"
     return connection.execute(found, (name,)).fetchone() is not None
 
 
 def stranger(connection: sqlite3.Connection) -> str:
-    """The first entry of a file's schema that our steps do not make; empty: there is none.
-
-    Raises:
-        sqlite3.Error: the schema cannot be read.
-    """
+    """The first entry of a file's schema that our steps do not make; empty: there is none."""
     entries = connection.execute(
         f"SELECT type, name, rootpage, sql, tbl_name FROM main.sqlite_master LIMIT {MAX_ENTRIES + 1}"
     ).fetchall()

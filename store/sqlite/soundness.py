@@ -64,8 +64,7 @@ class Repair(msgspec.Struct, frozen=True):
 def check(path: Path) -> Soundness:
     """Read a whole store without changing it; if a daemon writes it, its state at one moment.
 
-    Args:
-        path: of the store, or of a damaged one that was set aside.
+    The path may be that of a damaged store that was set aside.
 
     Raises:
         StoreError: there is no store, the file has no part of one, it is another application's database, or it cannot
@@ -93,15 +92,8 @@ def repair(path: Path) -> Repair:
 
     The damaged store stays in its place until the new one is complete. A sound store is not changed.
 
-    Args:
-        path: of the store, or of a damaged one that was set aside.
-
-    Returns:
-        What was found, and the damaged file's path.
-
     Raises:
-        StoreError: there is no store, the file has no part of one, it is another application's database, or a new one
-            has no room.
+        StoreError: as `check`, or a new store has no room.
         StoreLockedError: a daemon, or another process, has it open for writing.
         StoreVersionError: a newer zerotune wrote it.
     """

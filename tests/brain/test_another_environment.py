@@ -11,7 +11,7 @@ from zerotune.store.records import Collective, CommunicatorClass, Phase
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.same_machine import same_machine
-from zerotune.tuner.service.daemon import _loader
+from zerotune.tuner.service.serving import _loader
 
 PLACE = CommunicatorClass(16, 16)
 CALLS = [Call(Collective.all_gather, Phase.forward_gather, 1 << exponent) for exponent in range(16, 24)]

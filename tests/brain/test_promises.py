@@ -13,7 +13,7 @@ from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.explaining.inspection import KeyView
 from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 
 GATHER = Call(Collective.all_gather, Phase.forward_gather, 1 << 17)
 SCATTER = Call(Collective.reduce_scatter, Phase.gradient_scatter, 1 << 17)

@@ -19,8 +19,8 @@ from zerotune.agent.daemon_link.keys import use_client_keys
 from zerotune.store import wire
 from zerotune.store.errors import UserError
 from zerotune.tuner.client.status import fetch_status
-from zerotune.tuner.service.daemon import run_daemon
 from zerotune.tuner.service.endpoint import make_keys
+from zerotune.tuner.service.serving import run_daemon
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from zerotune.tuner.cli.live.status import status as status_command
 from zerotune.tuner.client.holders import holder_of
 from zerotune.tuner.client.status import fetch_status
 from zerotune.tuner.offline.jobs.listing import JobEnd, end_of
-from zerotune.tuner.service.daemon import run_daemon
+from zerotune.tuner.service.serving import run_daemon
 
 MEANT_FOR_THE_TRAINING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """What batch systems send to every process of a job, and training handles."""

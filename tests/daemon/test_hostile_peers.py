@@ -22,7 +22,8 @@ from zerotune.agent.daemon_link.receiving import receive_frames
 from zerotune.store import wire
 from zerotune.store.records import StepRecord
 from zerotune.tuner.client.status import fetch_status
-from zerotune.tuner.service.daemon import Daemon, run_daemon
+from zerotune.tuner.service.daemon import Daemon
+from zerotune.tuner.service.serving import run_daemon
 
 HOSTILE = {
     "empty": [b""],

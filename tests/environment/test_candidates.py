@@ -109,6 +109,7 @@ def test_a_users_list_is_read(tmp_path):
         ("\x1b[2J\n", "line 1: \\u001b[2J is no"),
         ("NCCL_ALGO=Ring\n", "line 1: NCCL_ALGO is not tried: zerotune chooses"),
         ("NCCL_NTHREADS=256\nNCCL_NTHREADS=256\n", "line 2: NCCL_NTHREADS=256 is there already, in line 1"),
+        ("NCCL_BUFFSIZE=banana\n", "line 1: NCCL_BUFFSIZE=banana is no whole number"),
         ("LD_PRELOAD=x.so\n", "line 1: LD_PRELOAD is not tried: its name does not begin"),
         ("# nothing\n", "lists no candidate"),
         ("#" * (1 << 20) + "\n", "is larger than"),

@@ -6,9 +6,11 @@ from functools import partial
 
 import pytest
 
+from zerotune.agent.launch import LaunchRequest, check
 from zerotune.store.errors import UserError
+from zerotune.store.job_options import JobOptions
 from zerotune.tuner.cli.live.launch import launch
-from zerotune.tuner.service.daemon import run_daemon
+from zerotune.tuner.service.serving import run_daemon
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +73,15 @@ def test_no_daemon_is_started_for_a_command_that_is_not_there(tmp_path, monkeypa
     )
     endpoint = f"ipc://{os.path.relpath(tmp_path)}/d"[:100]
     assert "not found" in refusal(lambda: launch(["no-such-program"], endpoint=endpoint, daemon=True))
+
+
+@pytest.mark.parametrize(("nccl_version", "is_warned"), [("2.28.9", True), ("2.30.7", False)])
+def test_a_wish_for_chunk_sizes_that_nccl_cannot_take_is_no_secret(nccl_version, is_warned):
+    request = LaunchRequest(
+        ["true"],
+        fabric="h100_node",
+        job_options=JobOptions(chunk_sizes=True),
+        environment={**os.environ, "ZEROTUNE_NCCL_VERSION": nccl_version},
+    )
+    found = [str(one) for one in check(request, daemon_answers=True) if "chunk" in str(one)]
+    assert [line.count("--chunk-sizes has no effect here") for line in found] == [1] * is_warned

@@ -38,7 +38,7 @@ from zerotune.tuner.modeling.correction.baked import Baked
 from zerotune.tuner.modeling.knowledge_pool import KnowledgePool
 from zerotune.tuner.offline.jobs.summary import read_summary
 from zerotune.tuner.offline.replay.plans import plan_rows
-from zerotune.tuner.offline.tuner_tables import read_ncclx, read_nvidia_csv
+from zerotune.tuner.offline.tuner_tables_reading import read_ncclx, read_nvidia_csv
 from zerotune.tuner.service.service import Reply, Service
 from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.formats import FORMATS

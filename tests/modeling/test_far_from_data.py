@@ -11,7 +11,7 @@ from zerotune.agent.nccl import fabric
 from zerotune.store.records import Algorithm, Candidate, Collective, Protocol
 from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 
 MACHINE = fabric.load("h100_ib_16")
 FACTS = MACHINE.describe()

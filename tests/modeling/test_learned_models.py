@@ -12,7 +12,7 @@ from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import Baked
 from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import build
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 
 PLACE = CommunicatorClass(16, 16)
 EXPONENTS = range(12, 27, 2)

@@ -12,7 +12,7 @@ from zerotune.store.records import Collective
 from zerotune.tuner.learning.policy.keys import COMMON_DOUBT, CandidateTables
 from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import build
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 
 
 @pytest.fixture

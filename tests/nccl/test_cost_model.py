@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerotune.agent.nccl import catalog, cost_model
-from zerotune.agent.nccl.cost_model import IGNORE, Topology
+from zerotune.agent.nccl.cell_terms import Topology
+from zerotune.agent.nccl.cost_model import IGNORE
 from zerotune.store.records import Algorithm, Collective, Protocol
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden" / "nccl-2.28.9-cost.csv.gz"

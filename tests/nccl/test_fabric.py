@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerotune.agent.nccl import catalog, fabric
-from zerotune.agent.nccl.fabric import Fabric
+from zerotune.agent.nccl.fabric_model import Fabric
 from zerotune.store.errors import FabricError
 from zerotune.store.records import Algorithm, Collective, CommunicatorClass, Protocol
 

@@ -32,7 +32,8 @@ from zerotune.store.records import (
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.offline.export import check_suffix, export_measurements, export_plan, export_table, plan_of
-from zerotune.tuner.offline.tuner_tables import read_nvidia_csv, table_text, without_phases
+from zerotune.tuner.offline.tuner_tables import table_text, without_phases
+from zerotune.tuner.offline.tuner_tables_reading import read_nvidia_csv
 
 nvidia_csv = partial(export_table, "nvidia-csv")
 TWO = CommunicatorClass(2, 2)

@@ -17,12 +17,8 @@ from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import FLAG_TIMED, OBSERVATION_FIELDS
 from zerotune.tuner.cli.app import app
 from zerotune.tuner.offline import plots
-from zerotune.tuner.offline.replay.table import load_table
-from zerotune.tuner.offline.report.rank_calls import (
-    MAX_STEPS,
-    RankCalls,
-    rank_calls,
-)
+from zerotune.tuner.offline.replay.reading import load_table
+from zerotune.tuner.offline.report.rank_calls import MAX_STEPS, RankCalls, rank_calls
 
 HOSTILE = "</script><b>x</b>"
 

@@ -14,7 +14,8 @@ from zerotune.store.errors import PlanError
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, PlanRow, Protocol
 from zerotune.tuner.offline.export import export_table
 from zerotune.tuner.offline.replay.plans import plan_rows
-from zerotune.tuner.offline.tuner_tables import FORMATS, read_ncclx, write_table
+from zerotune.tuner.offline.tuner_tables import FORMATS, write_table
+from zerotune.tuner.offline.tuner_tables_reading import read_ncclx
 
 PLACE = CommunicatorClass(16, 2)
 cut = st.integers(0, 20)

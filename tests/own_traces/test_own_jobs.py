@@ -15,7 +15,7 @@ from zerotune.store.errors import TraceError, UserError
 from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.cli.app import app
 from zerotune.tuner.offline import stage_command
-from zerotune.tuner.offline.replay.table import load_table
+from zerotune.tuner.offline.replay.reading import load_table
 
 N_CALLS = 60
 

@@ -13,7 +13,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.offline.importing.command import import_measurements
 from zerotune.tuner.offline.importing.messages import left_out
-from zerotune.tuner.offline.replay.table import load_table
+from zerotune.tuner.offline.replay.reading import load_table
 from zerotune.tuner.traces import Trace
 from zerotune.tuner.traces.left_out import LeftOut
 

@@ -8,16 +8,10 @@ import numpy as np
 
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.observing.trace_log import TraceLog
-from zerotune.store.records import (
-    Algorithm,
-    Candidate,
-    Collective,
-    Phase,
-    Protocol,
-    StepRecord,
-)
+from zerotune.store.records import Algorithm, Candidate, Collective, Phase, Protocol, StepRecord
 from zerotune.store.wire import OBSERVATION_FIELDS
-from zerotune.tuner.offline.replay.table import CollectiveTable, load_table
+from zerotune.tuner.offline.replay.reading import load_table
+from zerotune.tuner.offline.replay.table import CollectiveTable
 
 FABRIC = "ethernet_boxes"
 RING_SIMPLE_8 = Candidate(Algorithm.ring, Protocol.simple, 8)

@@ -25,7 +25,8 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.offline.replay import replay, replay_table
 from zerotune.tuner.offline.replay.estimates import CostEstimates
-from zerotune.tuner.offline.replay.table import CollectiveTable, from_own, load_table
+from zerotune.tuner.offline.replay.reading import load_table
+from zerotune.tuner.offline.replay.table import CollectiveTable, from_own
 from zerotune.tuner.traces.own.reader import read_own
 
 

@@ -22,7 +22,7 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 from zerotune.tuner.offline.replay import FabricEvidence, replay_table
 from zerotune.tuner.offline.replay.estimates import CostEstimates
 from zerotune.tuner.offline.replay.legality import without_refused

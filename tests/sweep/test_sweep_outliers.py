@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 from zerotune.tuner.offline.sweep import outliers
 from zerotune.tuner.offline.sweep.grid import GridPoint, Place
 from zerotune.tuner.offline.sweep.strategy import BUDGET, Active

@@ -17,7 +17,7 @@ from zerotune.store.records import (
     Source,
 )
 from zerotune.store.sqlite.database import MEASUREMENT
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 from zerotune.tuner.offline.sweep.grid import GridPoint, Place, make_grid, message_sizes, restore
 from zerotune.tuner.offline.sweep.result import rows_of
 from zerotune.tuner.offline.sweep.strategy import BUDGET, LOOK_REPEATS, Active, Choice, FullGrid

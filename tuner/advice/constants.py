@@ -38,7 +38,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     usable_memory: float = 0.91
     """Share of a GPU's memory; the rest is lost to fragments (ZeRO paper, section 3.2: up to 30 % without M_D)."""
     headroom: float = 0.0
-    """Share of a GPU's memory that also stays free; `zerotune advise` uses HEADROOM."""
+    """Share of a GPU's memory that also stays free (`zerotune advise --headroom`)."""
     runtime_bytes: float = 1.5e9
     """CUDA's context, libraries and NCCL's buffers."""
     logit_bytes: float = 10.0
@@ -68,6 +68,4 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
         return self.usable_memory * (1 - self.headroom)
 
 
-HEADROOM: Final = 0.08
-"""A caching allocator retries and slows down before memory is full."""
 DEFAULT: Final = Constants(matmul_shares={70: 0.76, 80: 0.74, 90: 0.58})

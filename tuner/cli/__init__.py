@@ -203,6 +203,8 @@ def _of_value(error: Any) -> str:
         return f"{name} {value} is too small; give {limits['ge']:g} or more"
     if "le" in limits:
         return f"{name} {value} is too large; give {limits['le']:g} or less"
+    if kind.startswith("bool"):
+        return f"{name} is {value!r} in the environment ({error.param.envvar}); give 1 or 0"
     if kind.partition("_")[0] in ("int", "float"):
         return f"{name} {value!r} is no {'whole ' if kind.startswith('int') else ''}number; give one, such as 1"
     return ""

@@ -61,7 +61,7 @@ def _collectives(ctx: typer.Context) -> Iterable[str]:
 
 
 def _swept(ctx: typer.Context) -> Iterable[str]:
-    from ..offline.sweep.run import SWEEPABLE
+    from ..offline.sweep.request import SWEEPABLE
 
     return [one.name for one in SWEEPABLE]
 

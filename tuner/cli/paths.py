@@ -50,7 +50,7 @@ def _is_database(path: Path) -> bool:
 
 def store_path(path: Path | None, option: str = "--store ") -> Path:
     """The given store file or the default one; UserError if it is a folder. `option` is the command's option for it."""
-    from ...store.paths import default_store_path
+    from ...store.paths import default_store_path, is_utf8
 
     chosen = path or default_store_path()
     if path is not None and not path.absolute().parent.is_dir():
@@ -58,6 +58,9 @@ def store_path(path: Path | None, option: str = "--store ") -> Path:
         raise UserError(problem, "make the folder, or correct the path")
     if chosen.is_dir():
         raise UserError(f"the store {chosen} is a folder", f"name a file in it: {option}{chosen / 'store.db'}")
+    if not is_utf8(str(chosen.absolute())):
+        problem = f"the path of the store, {str(chosen.absolute())!r}, is no UTF-8"
+        raise UserError(problem, f"name another with {option}or ZEROTUNE_STORE")
     return chosen
 
 

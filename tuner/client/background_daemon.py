@@ -15,6 +15,7 @@ from ...store import wire
 from ...store.errors import UserError
 from ...store.foreign.own_python import python_with
 from ...store.private_folders import make_private, refuse_open_folder
+from ...store.sqlite.opening import refuse_foreign
 from .holders import holder_of
 from .status import fetch_status
 
@@ -91,6 +92,7 @@ def ensure_daemon(
     command = [*python_with("zerotune.tuner.cli"), "daemon", "--endpoint", endpoint]
     command += ["--store", str(store_path), "--idle-exit", str(idle_exit_s), *options]
     log = (log_path or store_path.with_suffix(".daemon.log")).absolute()
+    refuse_foreign(store_path)
     try:
         make_private(log.parent)
         refuse_open_folder(log, "log", _ELSEWHERE)

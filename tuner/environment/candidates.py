@@ -87,6 +87,7 @@ OFFERS: Final = (
 )
 """In the order of trials: by recordings, variables of the network matter most."""
 
+WHOLE: Final = re.compile(r"-?\d+|0x[\da-fA-F]+", re.ASCII)
 SHAPE: Final = re.compile(r"([A-Za-z_]\w*)=([!-~]+)", re.ASCII)
 MOST_BYTES: Final = 1 << 20
 """Longest file with a list of candidates."""
@@ -119,6 +120,12 @@ def effect_of(candidate: Candidate) -> str:
     return next(
         (one.effect for one in OFFERS if one.variable == candidate.variable and candidate.value in one.values), ""
     )
+
+
+def takes_number(variable: str) -> bool:
+    """Whether a variable of the curated list has whole numbers as its values."""
+    values = [value for one in OFFERS if one.variable == variable for value in one.values]
+    return bool(values) and all(WHOLE.fullmatch(value) for value in values)
 
 
 def _places(hardware: Mapping[str, str | int | float | bool], is_multi_node: bool) -> Iterator[Place]:
@@ -173,6 +180,8 @@ def read_candidates(path: Path) -> list[Candidate]:
         candidate = Candidate(*shape.groups())
         if why := why_refused(candidate.variable):
             raise UserError(f"{where}: {candidate.variable} is not tried: {why}", "remove the line")
+        if takes_number(candidate.variable) and not WHOLE.fullmatch(candidate.value):
+            raise UserError(f"{where}: {candidate} is no whole number", f"{candidate.variable} takes only these")
         if candidate in found:
             raise UserError(f"{where}: {candidate} is there already, in line {found[candidate]}", "remove one of them")
         found[candidate] = number

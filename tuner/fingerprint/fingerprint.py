@@ -16,16 +16,7 @@ from .encoding.encoders import LstmEncoder, decide
 from .encoding.weights import default_encoder
 from .labels import UNKNOWN, Shown
 from .missing import missing_evidence
-from .steps.anatomy import (
-    IS_SEEN,
-    TINY,
-    TINY_BYTES,
-    Floats,
-    Ints,
-    Step,
-    come_back_soon,
-    encode,
-)
+from .steps.anatomy import IS_SEEN, TINY, TINY_BYTES, Floats, Ints, Step, come_back_soon, encode
 from .steps.cutting import MAX_CALLS, StepCutter
 from .steps.interruptions import Interruptions
 

@@ -12,15 +12,7 @@ from numpy.typing import NDArray
 
 from ...store.records.lateness import MAX_NAMED, Lateness, LateRank, SlowCommunicator
 from .blame import blamed
-from .persistence import (
-    BEGUN_ANEW_STEPS,
-    GROUP_BITS,
-    LEAST_STEPS,
-    OPEN_STEPS,
-    RECENT_STEPS,
-    Excess,
-    ExcessWindow,
-)
+from .persistence import BEGUN_ANEW_STEPS, GROUP_BITS, LEAST_STEPS, OPEN_STEPS, RECENT_STEPS, Excess, ExcessWindow
 from .waits import TOGETHER, Floats, Ints, behind_the_others, medians
 
 LEAST_LATE_US: Final = 20.0

@@ -36,8 +36,9 @@ from ...store.records import (
 from ...store.step_times import NEIGHBOURS, SideBySide
 from ...store.wire import FLAG_TIMED, DaemonOptions
 from ..fingerprint import StageFingerprint
+from ..modeling.cost_prior import CostPrior
 from ..modeling.equal_channels import RunsFewer
-from ..modeling.features import CostPrior, Floats, Ints
+from ..modeling.features import Floats, Ints
 from .explaining.inspection import Inspection
 from .knowledge import Knowledge, Promising
 from .policy.accounting import Catastrophe, TrialAccounting

@@ -11,8 +11,9 @@ import numpy as np
 
 from ...store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
 from ..modeling.correction.baked import DISBELIEF, UNKNOWN_STD, Correction
+from ..modeling.cost_prior import CostPrior
 from ..modeling.equal_channels import asked_for
-from ..modeling.features import CostPrior, Floats, Ints, cell_of
+from ..modeling.features import Floats, Ints, cell_of
 from ..modeling.statistics import statistics as statistics_of
 from .explaining.words import saved_with_doubt
 

@@ -19,7 +19,8 @@ from ...store.records import BASELINE, Collective, CommunicatorClass, ModelRecor
 from .correction.baked import BAKED_VERSION, MOST_CHANNELS, UNKNOWN_STD, Baked, grid_classes
 from .correction.kriging import Kriging
 from .correction.training_set import TrainingSet, build, candidate_at, training_hash
-from .features import DEFAULT_CELL, FEATURES_VERSION, CostPrior, Ints
+from .cost_prior import CostPrior
+from .features import DEFAULT_CELL, FEATURES_VERSION, Ints
 from .statistics import at_usual_level
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ...agent.nccl import fabric as fabrics
-from ...agent.nccl.fabric import Fabric
+from ...agent.nccl.fabric_model import Fabric
 from ...store.counted import counted, faster
 from ...store.errors import FabricError, UserError
 from ...store.records import (
@@ -28,7 +28,7 @@ from ...store.records import (
 )
 from ...store.sqlite.database import Store
 from ..learning.knowledge import Knowledge
-from ..modeling.features import CostPrior
+from ..modeling.cost_prior import CostPrior
 from ..modeling.medians import MeasuredSetting, Medians, medians
 from ..modeling.statistics import statistics
 from .jobs.finding import job_of

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...agent.nccl import cost_model, fabric
+from ...agent.nccl.fabric_model import Fabric
 from ...store.errors import UserError
 from ...store.records import Candidate, Collective
 
@@ -28,7 +29,7 @@ class Gather:
     cost_us: float
 
 
-def gather(machine: fabric.Fabric, n_ranks: int, layer_bytes: float) -> Gather:
+def gather(machine: Fabric, n_ranks: int, layer_bytes: float) -> Gather:
     """Predict the all-gather of one layer, on as many nodes as the ranks fill.
 
     Args:

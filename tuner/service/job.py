@@ -8,20 +8,10 @@ from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...store.records import (
-    Decision,
-    DecisionKind,
-    Exposure,
-    MissingEvidence,
-    Plan,
-    Stage,
-    StepRecord,
-    size_class_floor,
-)
+from ...store.records import Decision, DecisionKind, Exposure, MissingEvidence, Plan, Stage, StepRecord
 from ...store.records.job_names import is_job_name
 from ...store.records.lateness import Lateness
 from ...store.records.passages import Passages, summed
@@ -29,8 +19,9 @@ from ...store.wire import Hello, JobStatus
 from ..fingerprint.missing import missing_after
 from ..join import OBSERVATION, Joiner
 from ..late_ranks.finder import LateRankFinder
+from .headlines import failure_of, headline
 from .misaligned_sizes import MisalignedSizes
-from .nodes import NodeSession, Uplink, UplinksLike
+from .nodes import NodeSession, RankSession, Uplink, UplinksLike
 from .observation_windows import ObservationWindows
 from .silent_ranks import SilentRanks
 
@@ -57,13 +48,6 @@ LEAST_CACHED: Final = 0.01
 """Least share of device memory in torch's cache that is reported."""
 MISSING_AFTER_S: Final = 10.0
 """Ranks that have not greeted this long after the others are reported as missing."""
-
-
-class RankSession(msgspec.Struct):
-    """A connected rank."""
-
-    last_message_at_s: float
-    n_dropped: int = 0
 
 
 class Job:
@@ -399,15 +383,3 @@ class Job:
         )
 
 
-def failure_of(rank: int, failure: str) -> str | None:
-    """Text about an exception of type `failure` that ended a rank's script; None without one."""
-    return f"rank {rank}: {failure if failure.isidentifier() else 'an exception'}" if failure else None
-
-
-def headline(decision: Decision) -> str:
-    """A decision in one line."""
-    if decision.is_of_job:
-        return f"epoch {decision.epoch}: {decision.reason}"
-    key = decision.key
-    what = f"{key.collective.name} {key.phase.name} from {size_class_floor(key.size_class)} bytes"
-    return f"epoch {decision.epoch}: {decision.kind} {decision.candidate} for {what}: {decision.reason}"

@@ -41,6 +41,13 @@ class UplinksLike(Protocol):
         """Close the job's connection: it has no rank here any more, or rank 0 is here."""
 
 
+class RankSession(msgspec.Struct):
+    """A connected rank."""
+
+    last_message_at_s: float
+    n_dropped: int = 0
+
+
 class NodeSession(msgspec.Struct):
     """What the leading daemon knows of another node's daemon."""
 

@@ -38,8 +38,9 @@ from ...store.wire import (
 from ..join import measurements_of
 from ..modeling.requests import Learning
 from .absent_jobs import AbsentJobs
-from .job import SETTLE_S, Job, RankSession, failure_of, headline
-from .nodes import NodeSession, NoUplinks, UplinksLike
+from .headlines import failure_of, headline
+from .job import SETTLE_S, Job
+from .nodes import NodeSession, NoUplinks, RankSession, UplinksLike
 
 if TYPE_CHECKING:
     from ...store.sqlite.database import Store

@@ -10,23 +10,9 @@ from typing import Final
 
 from ...store.errors import TraceError
 from .files import head
-from .nccl import (
-    inspector,
-    nccl_debug,
-    nccl_tests,
-    nccl_tests_json,
-    profiler_events,
-    summary_csv,
-    tuner_csv,
-)
+from .nccl import inspector, nccl_debug, nccl_tests, nccl_tests_json, profiler_events, summary_csv, tuner_csv
 from .own import measurements_csv, reader
-from .pytorch import (
-    chakra,
-    execution_trace,
-    flight_recorder,
-    flight_recorder_pickle,
-    kineto,
-)
+from .pytorch import chakra, execution_trace, flight_recorder, flight_recorder_pickle, kineto
 from .records import Block, Summary
 from .refused import near_miss, refusal
 

@@ -52,14 +52,9 @@ class Boundaries:
         self._proposed = 0
 
     def propose(self, bucket_bytes: int | None, prefetch: int | None) -> StepSettings:
-        """Propose the next trial; of several proposals, that of the lowest rank counts.
+        """Propose the next trial, with None for what stays; returns the nearest available setting.
 
-        Args:
-            bucket_bytes: None: the present one.
-            prefetch: None: the present one.
-
-        Returns:
-            The nearest available setting.
+        Of several proposals, that of the lowest rank counts.
         """
         choices = self.search.choices
         asked = choices.nearest(bucket_bytes, prefetch, self.search.leader)
@@ -72,10 +67,9 @@ class Boundaries:
         self._n_steps = 0
 
     def step_ended(self) -> StepSettings | None:
-        """Every rank calls this at each boundary, when no call of the step is under way.
+        """The setting of the next steps; None: it stays as it is.
 
-        Returns:
-            The setting of the next steps; None: it stays as it is.
+        Every rank calls this at each boundary, when no call of the step is under way.
         """
         self._n_steps += 1
         if self._n_steps == 1:

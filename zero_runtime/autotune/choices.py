@@ -53,12 +53,7 @@ class Choices:
         return max(0, buckets) + max(0, self.layer_bytes * (then.prefetch - now.prefetch))
 
     def nearest(self, bucket_bytes: int | None, prefetch: int | None, to: StepSettings) -> StepSettings:
-        """The nearest available setting.
-
-        Args:
-            bucket_bytes: the largest bucket to use; None: that of `to`.
-            prefetch: layers gathered ahead; None: those of `to`.
-        """
+        """The nearest available setting, with a bucket of at most `bucket_bytes`; None: the value of `to`."""
         bucket = to.bucket_bytes if bucket_bytes is None else bucket_bytes
         depth = to.prefetch if prefetch is None else prefetch
         return StepSettings(
@@ -74,13 +69,9 @@ def chunk_cap_bytes(bucket_bytes: int) -> int:
 
 
 def ladder(chunk_bytes: int, longest_bytes: int, begin_bytes: int) -> tuple[int, ...]:
-    """Buckets worth trying: powers of two of a chunk, up to the first that holds the longest buffer.
+    """Buckets worth trying, ascending: powers of two of a chunk, up to the first that holds the longest buffer.
 
-    Args:
-        begin_bytes: the first bucket; no bucket is larger than eight times that.
-
-    Returns:
-        Ascending; at least one.
+    The first one is always there. No further one is larger than eight times `begin_bytes`.
     """
     found = [max(1, chunk_bytes)]
     while found[-1] < longest_bytes and found[-1] * 2 <= 8 * begin_bytes:

@@ -45,7 +45,7 @@ MOST_UNLIKE: Final = 32
 LEFT: Final = "gathers of process group %s stay as they are: %s"
 Answer = TypeVar("Answer")
 _n_made: Counter[str] = Counter()
-"""Of each group and list of variants, so that all ranks name them alike."""
+"""Number of `Gathers` for each group and list of variants, so that all ranks name them alike."""
 
 
 class Stopped(Exception):
@@ -77,7 +77,7 @@ class Gathers:
         _n_made[key] += 1
         self._key = f"{key}/{_n_made[key]}"
         self._joined_as = 0
-        """This rank is the n-th that takes part; 0: it is not known to the others."""
+        """This rank's place among those that take part, from 1; 0: the others do not know of it."""
         try:
             why = why_not(group)
         except Exception as error:  # a group of an unknown kind
@@ -92,11 +92,7 @@ class Gathers:
         self._has_stepped = True  # and no more: torch.compile may make it part of the optimizer
 
     def next_group(self, place: object) -> dist.ProcessGroup:
-        """The group that the next gather runs on.
-
-        Args:
-            place: identifies the parameters that are gathered.
-        """
+        """The group that the next gather runs on; `place` identifies the parameters that are gathered."""
         if not self._is_over:
             try:
                 self._count(place)
@@ -134,7 +130,7 @@ class Gathers:
         return bool(own() if own is not None else torch.cuda.is_current_stream_capturing())
 
     def _safely(self, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
-        """The answer, or `otherwise` if asking fails; the failure is told at the next meeting."""
+        """The answer, or `otherwise` if asking fails; all ranks learn of the failure at the next meeting."""
         try:
             return ask()
         except Exception as error:
@@ -205,11 +201,7 @@ class Gathers:
         self._variants.report(search.judged)
 
     def _leave(self, why: str) -> None:
-        """Let gathers stay on the group in use.
-
-        Args:
-            why: the reason why the search ends early; empty: it is complete.
-        """
+        """Let gathers stay on the group in use; `why` is empty if the search is complete."""
         self._is_over = True
         self._unhook()
         if why:
@@ -223,11 +215,7 @@ class Gathers:
         log_on_rank_0(logging.WARNING, LEFT, self.group.group_name, why)
 
     def _meet(self, numbers: Sequence[int]) -> list[int]:
-        """The maximum over all ranks of each number.
-
-        Raises:
-            Stopped: zerotune has failed on a rank; all ranks raise it.
-        """
+        """The maximum over all ranks of each number; raises `Stopped` on all ranks if zerotune has failed on one."""
         greatest = torch.tensor([*numbers, bool(self._failure)], dtype=torch.int64, device=self._device)
         collectives.maximum(greatest, self.group).wait()
         *found, has_failed = greatest.tolist()
@@ -239,8 +227,7 @@ class Gathers:
 def vary(wanted: Sequence[Mapping[str, int]]) -> None:
     """Let models that `fully_shard` shards from now on gather on variants of their process groups. Never raises.
 
-    Args:
-        wanted: fields of NCCL's config in which each variant differs.
+    Each variant has the fields of NCCL's config in which it differs.
     """
     try:
         wanted = communicator_variants(wanted)

@@ -1,4 +1,4 @@
-"""What a rank measures: the time, and its free device memory."""
+"""A rank's measurements: the time, and its free device memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ USABLE: Final = 0.8
 
 
 def clock_of(group: dist.ProcessGroup, device: torch.device) -> Callable[[], float]:
-    """A clock (us) that waits until the device has done all work.
-
-    Args:
-        group: an emulated one may have a clock of its own, `now_us()`.
-    """
+    """A clock (us) that waits until the device has done all work; an emulated group may have its own, `now_us()`."""
     own: Callable[[], float] | None = getattr(group, "now_us", None)
     if own is not None:
         return own
@@ -49,8 +45,7 @@ def free_bytes_of(device: torch.device) -> Callable[[], int]:
 def left_bytes_of(group: dist.ProcessGroup, device: torch.device) -> Callable[[], int]:
     """Measures device memory that NCCL could allocate now; memory that torch has reserved is not free.
 
-    Args:
-        group: an emulated one answers with its `left_bytes()`.
+    An emulated group answers with its `left_bytes()`.
     """
     own: Callable[[], int] | None = getattr(group, "left_bytes", None)
     if own is not None:

@@ -74,14 +74,11 @@ class Search:
         return self._settled_at is not None
 
     def ended(self, step_us: float, free_bytes: int, asked: StepSettings | None = None) -> StepSettings:
-        """A window of steps has ended.
+        """The setting of the next window, after a window of steps has ended.
 
         Args:
             step_us: its mean step time on the slowest rank.
             free_bytes: free device memory on the fullest rank.
-
-        Returns:
-            The setting of the next window.
         """
         log_us = math.log(max(step_us, 1e-9))
         if self.running == self.leader:

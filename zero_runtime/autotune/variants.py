@@ -76,10 +76,9 @@ class Variants:
         self._reported: Judged | None = None
 
     def make(self) -> tuple[int, ...]:
-        """Create the groups that fit into memory; all ranks call it while no call is under way.
+        """Create the groups that fit into memory; returns the numbers of all existing groups.
 
-        Returns:
-            The numbers of all existing groups.
+        All ranks call it while no call is under way.
         """
         for number, config in enumerate(self._wanted, 1):
             if why := self._try_to_make(number, config):
@@ -121,13 +120,9 @@ class Variants:
         return ""
 
     def _agreed(self, why: str) -> tuple[str, int]:
-        """Whether all ranks can go on, and the device memory (bytes) left on the fullest rank; equal on all ranks.
+        """Why a rank cannot go on (empty: all can), and the device memory (bytes) left on the fullest rank.
 
-        Args:
-            why: the reason why this rank cannot; empty: it can.
-
-        Returns:
-            The reason why a rank cannot, empty if all can; and bytes.
+        Both are equal on all ranks. `why` is the reason why this rank cannot; empty: it can.
         """
         left_bytes = 0
         try:
@@ -159,10 +154,9 @@ class Variants:
         return options, ""
 
     def keep(self, number: int) -> tuple[int, ...]:
-        """Destroy all groups except the usual one and `number`; no call may be under way on the destroyed ones.
+        """Destroy all groups except the usual one and `number`; returns the numbers of the remaining groups.
 
-        Returns:
-            The numbers of the remaining groups.
+        No call may be under way on the destroyed ones.
         """
         for other in [one for one in self.groups if one not in (0, number)]:
             dist.destroy_process_group(self.groups.pop(other))

@@ -92,12 +92,10 @@ def assign(model: nn.Module, layers: Sequence[nn.Module]) -> list[Part]:
 
 
 def agree_on_model(description: str, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Compares a hash of `description` among ranks by one collective of fixed length.
+    """Compares a hash of `description` among ranks by one collective of fixed length; all ranks of `group` call this.
 
-    Args:
-        description: names, shapes and settings that must be equal on all ranks; only its hash is sent.
-        group: ranks that compare; all of them call this.
-        device: the device of tensors for the group's backend.
+    The description has names, shapes and settings that must be equal on all ranks. `device` must suit the group's
+    backend.
 
     Raises:
         SettingsError: on every rank; the text names the ranks that differ from rank 0.
@@ -114,9 +112,8 @@ def agree_on_model(description: str, group: dist.ProcessGroup, device: torch.dev
 def report_mistake(mistake: SettingsError, model: nn.Module, group: dist.ProcessGroup) -> None:
     """Takes part in the others' comparison, so that they do not wait if only this rank has a mistake.
 
-    Args:
-        mistake: what this rank found; its text makes the hash differ from that of every other rank.
-        model: its first parameter gives the device; a model without parameters is not compared.
+    The mistake's text makes the hash differ from that of every other rank. A model without parameters is not compared,
+    as its first parameter gives the device.
     """
     parameter = next(model.parameters(), None)
     if parameter is not None:

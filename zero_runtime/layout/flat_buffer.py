@@ -38,7 +38,7 @@ class Flat:
     """Parameters of one dtype, all trainable or all frozen, in one flat buffer.
 
     Args:
-        managed: the parameters, in the model's order.
+        managed: in the model's order.
         partitioned: True in stage 3: whole parameters exist only between `gather` and `free`.
         max_chunk_bytes: C_B, the most bytes that one collective moves.
     """
@@ -55,7 +55,7 @@ class Flat:
         self.managed = tuple(managed)
         self.parameters = tuple(m.parameter for m in managed)
         self.group = self.gather_group = group
-        """The latter may become another group of the same ranks."""
+        """`gather_group` may become another group of the same ranks."""
         self.rank = dist.get_rank(group)
         self.partitioned = partitioned
         self.trainable = self.parameters[0].requires_grad

@@ -136,15 +136,8 @@ def plan_layout(
 ) -> Layout:
     """Lays the parameters out in their order, in chunks of nearly equal length ≤ `max_chunk_numel`.
 
-    A chunk has at least one aligned slice per rank, even if `max_chunk_numel` is smaller.
-
-    Args:
-        named_shapes: name and shape of each parameter, in the order of the buffer.
-        max_chunk_numel: most elements that one collective moves.
-        alignment: in elements; every parameter and every slice begins at a multiple.
-
-    Returns:
-        The plan; without parameters it has no chunks.
+    A chunk has at least one aligned slice per rank, even if `max_chunk_numel` is smaller. Without parameters there are
+    no chunks. Every parameter and every slice begins at a multiple of `alignment` elements.
     """
     slots, offset = [], 0
     for name, shape in named_shapes:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from math import prod
 
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes, one number per dimension
 
 
 def boxes(shape: tuple[int, ...], start: int, end: int) -> list[Box]:
-    """A range of the row-major flattened tensor, as at most 2·dims − 1 boxes.
+    """A range of the row-major flattened tensor, as at most 2·dims − 1 boxes in the order of the elements.
 
-    These are a partial first row, whole rows, and a partial last row; partial rows are split in the same way.
-
-    Returns:
-        (offsets, sizes) of each box, one number per dimension, in the order of the elements; none if the range is
-        empty.
+    These are a partial first row, whole rows, and a partial last row; partial rows are split in the same way. An empty
+    range has no boxes.
     """
     if start >= end:
         return []

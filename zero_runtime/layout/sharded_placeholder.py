@@ -27,11 +27,7 @@ class ShardedPlaceholder(nn.Parameter):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Torch's answer, if it needs no values.
-
-        Raises:
-            LifecycleError: the answer depends on a parameter's values.
-        """
+        """Torch's answer if it needs no values; otherwise raises `LifecycleError`."""
         # torch does not annotate it.
         found = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         if getattr(func, "__self__", None) is Tensor.grad:

@@ -40,17 +40,13 @@ def global_norm(
     groups: Sequence[dist.ProcessGroup],
     device: torch.device,
 ) -> Tensor:
-    """The norm of all gradients on all ranks, by one collective of one number for each of `groups`.
+    """The norm of all gradients, equal on all ranks, by one collective of one number for each of `groups`.
 
     Args:
         parts: this rank's gradients, of any shape, each element on one rank only; see `counted`.
         norm_type: p of the p-norm; infinity is the largest magnitude.
-        collectives: the engine's; they sum powers of norms.
         groups: groups of ranks with other parts: the data-parallel one, and the model-parallel one if there is one.
         device: the result's device if this rank has no gradients.
-
-    Returns:
-        A scalar, equal on all ranks.
     """
     norms = [torch.linalg.vector_norm(part, norm_type) for part in parts if part.numel()]
     own = torch.stack(norms) if norms else torch.zeros(1, device=device)

@@ -54,7 +54,6 @@ def plan_slices(
     """Cuts a shard into few slices, each of one param group.
 
     Args:
-        gradients: the gradients of the flat buffer whose shard is cut.
         group_of: index of the param group by index of the slot.
         by_piece: cut one slice per parameter, so that the optimizer can skip unused ones.
 
@@ -168,15 +167,11 @@ def build_optimizer(
     find_unused: bool,
     defaults: dict[str, Any],
 ) -> torch.optim.Optimizer:
-    """A `cls` over this rank's slices.
+    """A `cls` whose parameters are this rank's slices, to which `sharded` lends their gradients.
 
     Args:
-        sharded: gets the slices, to lend them their gradients.
         groups: torch's param groups over the model's parameters; None: all in one group.
         find_unused: skip parameters without a gradient in a step, as torch does; each parameter gets its own slice.
-
-    Returns:
-        The optimizer; its parameters are the slices.
 
     Raises:
         SettingsError: `cls` is no optimizer or needs whole tensors, or the groups are no partition of the parameters.

@@ -19,11 +19,9 @@ from .. import collectives, phases
 
 
 class PartitionedActivations:
-    """Checkpoints blocks and keeps their inputs in shares.
+    """Checkpoints blocks and keeps their inputs in shares; `offload` keeps them in CPU memory (P_a+cpu).
 
-    Args:
-        group: the model-parallel ranks, which have equal inputs of a block.
-        offload: keep the share in CPU memory (P_a+cpu).
+    The model-parallel ranks of `group` must have equal inputs of a block.
     """
 
     def __init__(self, group: dist.ProcessGroup, offload: bool = False) -> None:

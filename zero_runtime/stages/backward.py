@@ -36,9 +36,7 @@ class Parameters(Protocol):
 class BackwardPass:
     """Moves gradients into buckets and sends the buckets.
 
-    Args:
-        units: in the model's order.
-        pending: shared by all units, so that the number of buckets under way is bounded for the model.
+    All units, in the model's order, share `pending`, so that the number of buckets under way is bounded for the model.
     """
 
     def __init__(self, units: Sequence[Unit], pending: PendingReductions, parameters: Parameters) -> None:
@@ -82,10 +80,9 @@ class BackwardPass:
         return self.active
 
     def check_age(self, n_steps: int) -> None:
-        """Refuses the backward of a forward that ran before the last optimizer step.
+        """Raises `LifecycleError` for the backward of a forward that ran before the last optimizer step.
 
-        Raises:
-            LifecycleError: `n_steps`, the count at the forward, is not the present count.
+        `n_steps` is the number of steps at that forward.
         """
         if n_steps != self.n_steps:
             raise LifecycleError(

@@ -147,11 +147,9 @@ class FlatGradients:
         return bucket
 
     def add(self, slot_index: int, gradient: Tensor, final: bool) -> None:
-        """Moves one parameter's gradient into its buckets.
+        """Moves one parameter's gradient, which may be sparse, into its buckets.
 
-        Args:
-            gradient: a tensor of the parameter's shape, dense or sparse.
-            final: this parameter gets no more gradients before its bucket is summed.
+        `final`: this parameter gets no more gradients before its bucket is summed.
         """
         self.seen.add(slot_index)
         if gradient.is_sparse:
@@ -279,11 +277,7 @@ class FlatGradients:
         return all(values is not None for values in self._sums)
 
     def values(self, start: int, numel: int, dtype: torch.dtype) -> Tensor:
-        """Elements of this rank's sums: their memory if possible, otherwise a copy.
-
-        Returns:
-            Shape (numel,).
-        """
+        """Elements of this rank's sums, shape (numel,): their memory if possible, otherwise a copy."""
         if self._shard is not None:
             return self._shard[start : start + numel].to(dtype)
         parts = []

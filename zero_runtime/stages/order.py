@@ -22,7 +22,7 @@ class Order:
 
     Args:
         units: in the model's order, the root first if it has parameters of its own.
-        root_is_unit: whether the root is a unit, needed from the beginning of a pass to its end.
+        root_is_unit: the root is then needed from the beginning of a pass to its end.
     """
 
     def __init__(self, units: Sequence[Unit], root_is_unit: bool) -> None:

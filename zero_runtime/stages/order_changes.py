@@ -21,9 +21,7 @@ N_BEHIND: Final = 4
 class OrderChanges:
     """Tells all ranks of `group` that one of them has used layers in a new order.
 
-    Args:
-        group: the data-parallel ranks.
-        runs_behind: whether the device runs asynchronously; None: all but the CPU do.
+    `runs_behind`: the device runs asynchronously; None: all but the CPU do.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, *, runs_behind: bool | None = None) -> None:

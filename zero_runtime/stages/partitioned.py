@@ -62,7 +62,6 @@ class PartitionedParameters:
 
     Args:
         units: in the model's order, the root first if it has parameters of its own.
-        prefetch: units gathered ahead of the one in use.
         world: the ranks that agree on an order.
     """
 

@@ -26,8 +26,7 @@ class State(str, Enum):
 class Unit:
     """One module with the flat buffers of its parameters; in stages 1 and 2 the whole model is one unit.
 
-    Args:
-        at_rest: `SHARDED` in stage 3, `WHOLE` in stages 1 and 2.
+    `at_rest` is `SHARDED` in stage 3 and `WHOLE` in stages 1 and 2.
     """
 
     def __init__(

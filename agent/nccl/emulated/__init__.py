@@ -8,14 +8,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from .device.memory import memory_pressure
-from .errors import (
-    CallMismatch,
-    CollectiveTimeout,
-    DeviceOutOfMemory,
-    EmulatedNcclError,
-    PeerLost,
-    SettingDisagreement,
-)
+from .errors import CallMismatch, CollectiveTimeout, DeviceOutOfMemory, EmulatedNcclError, PeerLost, SettingDisagreement
 from .journal import Journal, JournalCall, journal
 from .torch_backend.alias import BACKEND
 from .torch_backend.capture import Graph

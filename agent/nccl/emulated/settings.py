@@ -14,7 +14,7 @@ from ....store.counted import counted
 from ....store.errors import FabricError
 from .. import fabric as fabrics
 from ..emulation_settings import EmulationSettings
-from ..fabric import Fabric
+from ..fabric_model import Fabric
 from ..release import release
 from .device import clock
 from .device.compute import ComputeModel
@@ -39,8 +39,7 @@ class Emulation:
 def emulation() -> Emulation:
     """Read ZEROTUNE_FABRIC and `EmulationSettings`, and set up the clock.
 
-    Raises:
-        FabricError, UserError: a value is not allowed.
+    Raises `FabricError` or `UserError` if a value is not allowed.
     """
     name = os.environ.get("ZEROTUNE_FABRIC") or DEFAULT_FABRIC
     fabric = fabrics.load(name)

@@ -59,11 +59,7 @@ NEWEST_KNOWN: Final = (2, 32)
 
 
 def layout_of(version: tuple[int, ...]) -> Layout:
-    """The layout of a release.
-
-    Raises:
-        UserError: the release is older or newer than all known layouts.
-    """
+    """The layout of a release; UserError if the release is older or newer than all known layouts."""
     if not (2, 21) <= version[:2] <= NEWEST_KNOWN:
         raise UserError(
             f"the mock CUDA does not know NCCL {'.'.join(map(str, version))}",

@@ -90,8 +90,7 @@ class Machine:
     def with_visible(self, visible_devices: str | None) -> Machine:
         """The node with the GPUs in CUDA_VISIBLE_DEVICES, in that order; the mock's NVML shows only these, too.
 
-        Args:
-            visible_devices: numbers; as in CUDA, the first invalid number ends the list. None: all GPUs are visible.
+        As in CUDA, the first invalid number ends the list. None: all GPUs are visible.
         """
         if visible_devices is None:
             return self

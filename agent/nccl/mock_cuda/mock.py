@@ -115,10 +115,8 @@ class MockCuda:
     def set_machine(self, machine: Machine, node: str, cuda_version: int = CUDA_VERSION) -> None:
         """Set the machine whose GPUs and network adapters this process sees, also in NCCL's variables.
 
-        Args:
-            machine: its file must not be moved.
-            node: the node's name, by which NCCL recognises ranks of one node.
-            cuda_version: 12090 = 12.9.
+        The machine's file must not be moved. By the node's name NCCL recognises ranks of one node. `cuda_version` 12090
+        is 12.9.
         """
         os.environ.update(
             NCCL_TOPO_FILE=str(machine.path),
@@ -142,14 +140,11 @@ class MockCuda:
     def attach(
         self, path: Path, library: ctypes.CDLL, version: tuple[int, ...], *, counts_unwatched: bool = False
     ) -> int:
-        """Replace the CUDA runtime in a loaded libnccl.
+        """Replace the CUDA runtime in a loaded libnccl; returns the library's address.
 
         Args:
             counts_unwatched: also count works that no profiler follows, as real kernels do. NCCL's host from 2.31 on
                 does not, so that times are shifted.
-
-        Returns:
-            The library's address.
 
         Raises:
             UserError: the file is no libnccl, or its release is not known.
@@ -170,14 +165,7 @@ class MockCuda:
         return base
 
     def replace(self, path: Path, base: int, found: Sequence[Symbol], kind: Patched) -> None:
-        """Replace functions of a loaded library.
-
-        Args:
-            base: the library's address.
-
-        Raises:
-            PluginError: its code cannot be replaced.
-        """
+        """Replace functions of the library loaded at address `base`; PluginError if its code cannot be replaced."""
         names = (ctypes.c_char_p * len(found))(*(each.name.encode() for each in found))
         addresses = (ctypes.c_void_p * len(found))(*(base + each.address for each in found))
         sizes = (ctypes.c_uint64 * len(found))(*(each.n_bytes for each in found))
@@ -189,11 +177,7 @@ class MockCuda:
         self._set_device(device)
 
     def malloc(self, n_bytes: int) -> int:
-        """Address of new device memory of the calling thread's GPU.
-
-        Raises:
-            PluginError: the GPU has too little memory.
-        """
+        """Address of new device memory of the calling thread's GPU; PluginError if it has too little."""
         pointer = ctypes.c_void_p()
         if self._malloc(ctypes.byref(pointer), n_bytes) != 0:
             raise PluginError(f"the mock GPU has no room for {n_bytes} bytes")

@@ -29,14 +29,11 @@ _LINKED_SINCE: Final = 60
 
 
 def completed(path: Path, capability: int | None, nic_gbps: float | None) -> str | None:
-    """The completed file.
+    """The completed file's XML; None if nothing was added.
 
     Args:
         capability: of its GPUs, 90 = 9.0; None: unknown.
         nic_gbps: gigabits per second of each adapter; None: unknown.
-
-    Returns:
-        XML; None if nothing was added.
 
     Raises:
         UserError: the file is no topology or contradicts the arguments, or the links of such GPUs are unknown.

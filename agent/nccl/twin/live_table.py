@@ -9,7 +9,7 @@ import msgspec
 
 from ....store.records import Algorithm, Collective, Protocol
 from .. import cost_model
-from ..cost_model import StatedCell, Topology
+from ..cell_terms import StatedCell, Topology
 from .protocol import Answer
 
 MODELLED_SINCE: Final = (2, 23)

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from ....store.errors import PluginError
-from ..cost_model import Topology
+from ..cell_terms import Topology
 from ..mock_cuda.machine import Machine
 
 LOG: Final = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH"}
@@ -52,11 +52,7 @@ class Search(msgspec.Struct, frozen=True):
 
 
 def read_search(log: str) -> Search:
-    """Read NCCL's log of one node's ranks.
-
-    Raises:
-        PluginError: it has no rings, trees or channels.
-    """
+    """Read NCCL's log of one node's ranks; PluginError if it has no rings, trees or channels."""
     graphs: dict[int, Graph] = {}
     for found in _GRAPH.finditer(log):
         pattern, n_channels, intra, inter, type_intra, type_inter, same = found.groups()

@@ -57,8 +57,7 @@ class Cluster:
 def topology_file(name_or_path: str, capability: int | None = None, nic_gbps: float | None = None) -> Iterator[Path]:
     """The topology file of a name in MACHINES, a path, or a fabric's name; it exists while the context lasts.
 
-    Args:
-        capability, nic_gbps: see `completed`.
+    The other arguments are those of `completed`.
 
     Raises:
         UserError: it is none of them, the fabric names no machine, or the file contradicts the arguments.
@@ -103,16 +102,10 @@ def ask_nccl(
     search: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> NodeAnswer:
-    """Make the cluster's communicator with the real library, and make the calls in `questions`.
+    """Make the cluster's communicator with the real library, a libnccl.so.2, and make the calls in `questions`.
 
-    Args:
-        library: a libnccl.so.2.
-        questions: calls, in order.
-        rows, observe, search: see `NodeRequest`.
-        timeout_s: limit of the whole request.
-
-    Returns:
-        The answer of rank 0's node, all of whose ranks must choose alike.
+    For `rows`, `observe` and `search`, see `NodeRequest`. The answer is that of rank 0's node, all of whose ranks must
+    choose alike.
 
     Raises:
         UserError: the ranks do not fit the topology, or library or topology cannot be used.

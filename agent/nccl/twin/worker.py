@@ -23,17 +23,7 @@ from .. import library
 from ..libnccl import AVERAGE, SUM, Libnccl
 from ..mock_cuda.machine import read_machine
 from ..mock_cuda.mock import MockCuda
-from .protocol import (
-    FAILED,
-    USER_ERROR,
-    Answer,
-    Cell,
-    NodeAnswer,
-    NodeRequest,
-    Question,
-    Ran,
-    duration_us,
-)
+from .protocol import FAILED, USER_ERROR, Answer, Cell, NodeAnswer, NodeRequest, Question, Ran, duration_us
 from .search import LOG, read_search
 
 NEVER_US: Final = 1e30
@@ -75,15 +65,11 @@ class Node:
         self.buffers: Final = (self.mock.malloc(largest), self.mock.malloc(largest))
 
     def read_log(self) -> str:
-        """What NCCL has logged so far."""
+        """NCCL's log so far."""
         return os.pread(self.log, os.fstat(self.log).st_size, 0).decode(errors="replace")
 
     def on_all_ranks(self, work: str, *arguments: object) -> None:
-        """Call a method of this class for each rank of the node, in a thread each.
-
-        Raises:
-            ZerotuneError: the first error of a rank.
-        """
+        """Call a method of this class for each rank of the node, in a thread each; raises the first error of a rank."""
         errors: list[ZerotuneError] = []
 
         def run(place: int) -> None:

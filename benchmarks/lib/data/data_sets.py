@@ -15,9 +15,10 @@ import numpy as np
 
 from benchmarks.lib.data.recorded_grids import load as load_grids
 from zerotune.agent.nccl import cost_model, fabric
+from zerotune.agent.nccl.fabric_model import Fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, size_class
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 
 Facts = Mapping[str, "str | int | float | bool"]
 KINDS = (Collective.all_gather, Collective.reduce_scatter)
@@ -59,7 +60,7 @@ class Measured(CostPrior):
 
 
 def fabric_problems(
-    machine: fabric.Fabric,
+    machine: Fabric,
     facts: Facts,
     *,
     n_per_octave: float = 1.0,

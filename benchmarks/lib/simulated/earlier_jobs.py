@@ -16,7 +16,7 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 
 Gains = Mapping[tuple[Call, Candidate], float]
 """By call and setting, the share of the time of NCCL's own choice that it saves."""

@@ -28,11 +28,14 @@ _PASSING: Final = {
 """SQLite's codes and texts; Python 3.10 does not give the codes."""
 
 
+class StoreDamage(sqlite3.DatabaseError):
+    """SQLite can read the file, but tables or columns are missing."""
+
+
 class Damage(msgspec.Struct, frozen=True):
     """Damage of a store's file."""
 
     error: str
-    """SQLite's text."""
     set_aside: Path
     """Path of the damaged file now."""
     n_recovered: int = 0
@@ -48,7 +51,7 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 def remedy(path: Path) -> str:
-    """What the user can do about a damaged store, or about a file that is no store."""
+    """The user's remedy for a damaged store, or for a file that is no store."""
     with contextlib.suppress(OSError):
         if begin_of(path, len(SQLITE_HEADER)) != SQLITE_HEADER:
             return "it is no store, or its beginning is lost: name another file, or a backup"
@@ -78,11 +81,7 @@ def _is(error: BaseException, kinds: dict[int, str]) -> bool:
 
 
 def check_pages(connection: sqlite3.Connection) -> None:
-    """Read all pages of tables.
-
-    Raises:
-        sqlite3.DatabaseError: one of them cannot be what SQLite wrote.
-    """
+    """Read all pages of tables; raises `sqlite3.DatabaseError` if SQLite cannot have written one of them."""
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         raise sqlite3.DatabaseError(f"malformed: {found}")

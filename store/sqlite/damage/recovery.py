@@ -58,7 +58,7 @@ class TableRows(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """What became of the rows of a damaged store."""
+    """Numbers of recovered and lost rows of a damaged store."""
 
     tables: dict[str, TableRows]
     stand_ins: int
@@ -66,7 +66,7 @@ class Recovered(NamedTuple):
 
     @property
     def n_recovered(self) -> int:
-        """Measurements."""
+        """Measurements in the new store."""
         return self.tables["measurements"].n_sound
 
     @property
@@ -76,7 +76,7 @@ class Recovered(NamedTuple):
         return None if n_rows is None else max(0, n_rows - n_sound)
 
     def with_more(self, n_rows: int) -> Recovered:
-        """The same with more measurements, which came from another source."""
+        """The same with `n_rows` more measurements, which came from another source."""
         there, n_sound = self.tables["measurements"]
         return self._replace(tables=self.tables | {"measurements": TableRows(there, n_sound + n_rows)})
 
@@ -86,9 +86,6 @@ def recover(damaged: Path, target: sqlite3.Connection) -> Recovered:
 
     Args:
         target: the writer's connection to a new and empty store, in autocommit mode.
-
-    Returns:
-        How many rows of each table there were, and how many are in the new store.
 
     Raises:
         sqlite3.Error: the new store cannot be written, or the damaged one cannot be read at this moment.
@@ -183,11 +180,7 @@ def _insert(target: sqlite3.Connection, table: str, columns: Sequence[str], rows
 
 
 def _read(read: Callable[[], Of], otherwise: Of) -> Of:
-    """The result of a read, or `otherwise` if the file is damaged there.
-
-    Raises:
-        sqlite3.DatabaseError: the file cannot be read at this moment.
-    """
+    """The result of a read, or `otherwise` if the file is damaged there; raises if it cannot be read at this moment."""
     for n_failed in range(1, _TRIES + 1):
         try:
             return read()
@@ -200,8 +193,7 @@ def _read(read: Callable[[], Of], otherwise: Of) -> Of:
 def _may_pass(error: sqlite3.DatabaseError, n_failed: int) -> bool:
     """Whether to try a failed read again: a lost sector fails again, a disk's other failures may pass.
 
-    Raises:
-        sqlite3.DatabaseError: the error, if it says nothing about the file.
+    Raises the error if it says nothing about the file.
     """
     if is_passing(error):
         raise error
@@ -227,8 +219,7 @@ class _Rows:
     def by_id(self, at: int) -> Iterator[Row]:
         """Rows in the order of ids, but backwards from the first readable row behind an unreadable part.
 
-        Args:
-            at: index of the column `id`.
+        `at` is the index of the column `id`.
         """
         last, n_failed = 0, 0
         while True:

@@ -45,11 +45,7 @@ def partial_file(path: Path, stamp: str) -> Path:
 
 
 def declare_whole(path: Path, stamp: str) -> None:
-    """Rename the new file, which is complete, on disk, and closed.
-
-    Raises:
-        OSError: it cannot be renamed.
-    """
+    """Rename the new file, which is complete, on disk, and closed."""
     partial_file(path, stamp).rename(_with(path, _NEW + stamp))
     sync_folder(path.parent)
 
@@ -62,13 +58,9 @@ def unfinished(path: Path) -> str | None:
 
 
 def put_in_place(path: Path, stamp: str) -> Path:
-    """Keep the file at `path` under another name, and move the new file there; may be called again.
+    """Keep the file at `path` under another name, which is returned, and move the new file there.
 
-    Returns:
-        Where the old file is.
-
-    Raises:
-        OSError: something cannot be renamed now; nothing is lost.
+    After an `OSError` nothing is lost, and this may be called again.
     """
     aside = set_aside(path, stamp)
     for side in SIDE_FILES:
@@ -81,21 +73,13 @@ def put_in_place(path: Path, stamp: str) -> Path:
 
 
 def clear(path: Path) -> None:
-    """Remove the files of an incomplete replacement.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove the files of an incomplete replacement."""
     for partial in path.parent.glob(glob.escape(path.name + _NEW) + "*" + _PARTIAL + "*"):
         partial.unlink(missing_ok=True)
 
 
 def remove(path: Path) -> None:
-    """Remove a store and its side files.
-
-    Raises:
-        OSError: one of them cannot be removed.
-    """
+    """Remove a store and its side files."""
     for side in SIDE_FILES:
         _with(path, side).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""What each cell of the store must hold, and views that show sound rows only.
+"""The allowed values of each cell of the store, and views that show sound rows only.
 
 All reads go through these views: a row with a damaged cell is missing from every query and join, so no reader needs
 to expect one. Nothing is deleted. Only models are shown whatever their cells hold,
@@ -200,11 +200,7 @@ def _looked_up(table: str, condition: str) -> str:
 def warn_of_damage(connection: sqlite3.Connection, path: Path, tables: Iterable[str] = tuple(CELLS)) -> None:
     """Log which rows are not read: one line for damaged cells, one for settings that NCCL cannot run.
 
-    Each line is logged once in a process.
-
-    Args:
-        connection: a reader's, with the views of sound rows.
-        path: of the store, for the message.
+    Each line is logged once in a process. The connection must have the views of sound rows.
     """
     damaged = []
     for table in tables:

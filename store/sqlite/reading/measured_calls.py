@@ -10,10 +10,10 @@ from ..damage.sound_rows import EVERY_SERIES, sound_condition
 
 
 class MeasuredCalls(NamedTuple):
-    """Counts of a job's measurements."""
+    """Counts of a job's measurements; damaged rows count, too."""
 
     of_keys: dict[DecisionKey, int]
-    """Successful calls by key, including damaged rows."""
+    """Only successful calls."""
     n_damaged: int
     """Rows with an impossible cell or a wrong checksum; they serve only for counting."""
     n_steps: int

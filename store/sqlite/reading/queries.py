@@ -26,7 +26,10 @@ Of = TypeVar("Of")
 
 
 class Reading:
-    """The reading methods of a store."""
+    """The reading methods of a store.
+
+    An argument that is None does not limit what is read. `limit` is the number of the newest rows that are read.
+    """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -47,16 +50,8 @@ class Reading:
     ) -> NDArray[np.void]:
         """Measurements that match all arguments.
 
-        Args:
-            fabric_id: their fabric; None: any.
-            job_id: their job; None: any.
-            source: live, sweep or imported; None: any.
-            since_s: those recorded at this Unix time or later; None: of any age.
-            limit: the newest so many; None: all.
-            chunk_bytes: those with this chunk size asked for; None: with any; 0: with none, all that most methods know.
-
-        Returns:
-            MEASUREMENT, shape (n,), oldest first.
+        `chunk_bytes` is the chunk size that a plan named. 0 selects measurements without one, all that most methods
+        know.
         """
         conditions: dict[str, Any] = {
             "s.fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)": fabric_id,
@@ -82,15 +77,9 @@ class Reading:
         """Measurements on a fabric, with their row ids.
 
         Args:
-            job_id: their job; None: any.
-            without_job: a job whose measurements are left out; None: none.
-            outcome: how they ended; None: in any way.
-            limit: the newest so many; None: all.
-            names: the fields that are wanted; few are faster.
-            any_chunk_size: those with a chunk size asked for, too.
-
-        Returns:
-            STORED with these fields, shape (n,), oldest first.
+            without_job: a job whose measurements are left out.
+            names: the fields to read; few are faster.
+            any_chunk_size: also read those of which a plan named the chunk size.
         """
         conditions: dict[str, Any] = {
             "s.fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)": fabric_id,
@@ -131,12 +120,7 @@ class Reading:
         return measured_calls(self._reader(), job_id)
 
     def steps(self, job_id: str, *, after: int = -1, limit: int | None = None) -> list[StepRecord]:
-        """Recorded steps of a job, in order.
-
-        Args:
-            after: only steps with higher numbers.
-            limit: number of newest steps; None: all.
-        """
+        """Recorded steps of a job with numbers above `after`, in order."""
         rows = self._reader().execute(
             "SELECT step, epoch, duration_us, exposed_us, memory_pressure FROM steps"
             " WHERE job = (SELECT id FROM jobs WHERE job_id = ?) AND step > ? ORDER BY step DESC LIMIT ?",
@@ -152,9 +136,9 @@ class Reading:
         return {job_id: int(last) for job_id, last in rows}
 
     def highest_epoch(self, job_id: str) -> int | None:
-        """The highest epoch of the plans under which a job's steps ran; 0: only NCCL's own choice ran.
+        """The highest epoch of the plans under which a job's steps ran; None: no step is recorded.
 
-        None: no step is recorded.
+        0 means that only NCCL's own choice ran.
         """
         (found,) = self._reader().execute(
             "SELECT max(epoch) FROM steps WHERE job = (SELECT id FROM jobs WHERE job_id = ?)", (job_id,)
@@ -171,11 +155,7 @@ class Reading:
     ) -> list[Decision]:
         """Decisions that match all arguments.
 
-        Args:
-            job_id: their job; None: any.
-            fabric_id: their fabric; None: any.
-            limit: number of newest decisions; None: all.
-            with_control: include control windows, of which long jobs have hundreds.
+        Without `with_control`, control windows are left out, of which long jobs have hundreds.
         """
         where, parameters = _where({"j.job_id = ?": job_id, "f.fabric_id = ?": fabric_id})
         there = self._columns("decisions")

@@ -2,6 +2,8 @@
 
 The writer shares the interpreter with the daemon's socket thread, so rows are never bound one
 by one: each statement carries thousands of values and SQLite works without holding the GIL.
+
+A block has dtype MEASUREMENT, or STORED with row ids, and shape (n,).
 """
 
 from __future__ import annotations
@@ -85,14 +87,7 @@ class SeriesIds:
         self._ids.clear()
 
     def of_block(self, connection: sqlite3.Connection, fabric: int, block: NDArray[np.void]) -> NDArray[np.int64]:
-        """Ids of the series that measurements belong to; unknown series are inserted.
-
-        Args:
-            block: MEASUREMENT, shape (n,).
-
-        Returns:
-            Series id of each row of `block`, shape (n,).
-        """
+        """Series id of each measurement, shape (n,); unknown series are inserted."""
         keys = np.empty(len(block), _SERIES)
         for name in _SETTING_OF:
             keys[name] = block[name]
@@ -120,12 +115,7 @@ def insert(
     block: NDArray[np.void],
     measured_at_s: int,
 ) -> None:
-    """Append measurements.
-
-    Args:
-        series: series id of each measurement, shape (n,).
-        block: MEASUREMENT, shape (n,).
-    """
+    """Append measurements; `series` has the series id of each, shape (n,)."""
     n_columns = len(_ROW_COLUMNS)
     start = 0
     while start < len(block):
@@ -154,16 +144,12 @@ def select(
     names: Sequence[str] = STORED.names or (),
     series: str = "series",
 ) -> NDArray[np.void]:
-    """Measurements that meet a condition.
+    """Measurements that meet a condition, oldest first, with the named fields of STORED; few are faster.
 
     Args:
         where: SQL over `m` (measurements) and `s` (series), with a `?` for each parameter.
         limit: number of newest rows; None: all.
-        names: the fields to read; few are faster.
         series: table or view of the series to read.
-
-    Returns:
-        STORED with these fields, shape (n,), oldest first.
     """
     of_measurements = {"id", *_ROW_COLUMNS}
     columns = {name: f"m.{name}" if name in of_measurements else f"s.{name}" for name in names}
@@ -201,7 +187,7 @@ _ALLOWED: Final = {
 
 
 def well_formed(block: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Whether each row of `block` (MEASUREMENT, shape [n]) holds values that the records allow, shape [n]."""
+    """Whether each row of a MEASUREMENT block holds values that the records allow, shape (n,)."""
     chunk_bytes = block["chunk_bytes"]
     good: NDArray[np.bool_] = (
         (block["message_bytes"] - 1 < 2**62 - 1)  # 0 wraps around
@@ -222,8 +208,6 @@ def candidate_of(algorithm: int | None, protocol: int | None, n_channels: int, c
     Args:
         algorithm: None or UNKNOWN: no opinion, and none on the protocol.
         protocol: None or UNKNOWN: not known.
-        n_channels: 0: no opinion.
-        chunk_bytes: 0: no opinion.
     """
     if algorithm is None or algorithm == UNKNOWN:
         return Candidate(n_channels=n_channels, chunk_bytes=chunk_bytes)

@@ -2,6 +2,8 @@
 
 NCCL's catalog (`agent/nccl`) has the settings of one job, which are a subset. This module checks imported rows: an
 all-gather by tree is a mistake in the file, however fast it claims to be.
+
+Rows are arrays of MEASUREMENT or OBSERVATION, shape (n,). Answers have the same shape. `n_nodes` 0 means unknown.
 """
 
 from __future__ import annotations
@@ -36,22 +38,13 @@ _OF_SEVERAL_NODES: Final = Algorithm.nvls_tree
 
 
 def runnable_cells(collective: Collective, n_nodes: int) -> tuple[tuple[Algorithm, Protocol], ...]:
-    """Every (algorithm, protocol); `n_nodes` 0 = unknown."""
+    """Every (algorithm, protocol) that some release can run."""
     cells = _CELLS.get(collective, ())
     return tuple(cell for cell in cells if cell[0] is not _OF_SEVERAL_NODES or n_nodes != 1)
 
 
 def can_run(collective: Collective, algorithm: Algorithm | None, protocol: Protocol | None, n_nodes: int) -> bool:
-    """Whether NCCL can run this setting; unknown parts count as possible.
-
-    Args:
-        algorithm: None: unknown.
-        protocol: None: unknown.
-        n_nodes: nodes of the communicator, 0: unknown.
-
-    Returns:
-        False only for a combination that no release of NCCL has.
-    """
+    """Whether any release of NCCL can run this setting; unknown parts (None) count as possible."""
     return algorithm is None or any(
         algorithm is cell[0] and protocol in (None, cell[1]) for cell in runnable_cells(collective, n_nodes)
     )
@@ -64,13 +57,9 @@ def only_protocol(collective: Collective, algorithm: Algorithm) -> Protocol | No
 
 
 def with_only_protocols(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Write the protocol into rows that name only an algorithm, if it has only one protocol.
+    """Write the protocol in place into rows that name only an algorithm, if it has only one protocol.
 
-    Args:
-        rows: MEASUREMENT or OBSERVATION, shape [n]; changed in place.
-
-    Returns:
-        Whether each row still names only an algorithm, shape [n].
+    Returns whether each row still names only an algorithm.
     """
     lack: NDArray[np.bool_] = (rows["protocol"] == UNKNOWN) & (rows["algorithm"] != UNKNOWN)
     if lack.any():
@@ -81,7 +70,7 @@ def with_only_protocols(rows: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def runnable(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether each row (MEASUREMENT or OBSERVATION, shape [n]) names nothing, or a setting NCCL can run, shape [n]."""
+    """Whether each row names nothing, or a setting that NCCL can run."""
     code = np.minimum(rows["algorithm"], _NO_ALGORITHM) << 2 | np.minimum(rows["protocol"], _NO_PROTOCOL)
     found: NDArray[np.bool_] = _table()[np.minimum(rows["collective"], _NO_COLLECTIVE), code]
     needs_nodes = rows["algorithm"] == _OF_SEVERAL_NODES

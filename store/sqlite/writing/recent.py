@@ -64,12 +64,7 @@ class RecentOperations:
     def redo(self, connection: sqlite3.Connection) -> int:
         """Repeat the operations in a new file, after deleting their recovered rows.
 
-        Returns:
-            How many measurements this adds to the recovered ones.
-
-        Raises:
-            sqlite3.OperationalError: the new file cannot be written.
-            MemoryError: memory is exhausted.
+        Returns how many measurements this adds to the recovered ones.
         """
         if not self._kept:
             return 0

@@ -45,9 +45,7 @@ class Recording:
     ) -> None:
         """Queue the start of a job on a fabric; a job that was recorded before counts as running again.
 
-        Args:
-            fabric: description of the hardware; empty: the known one stays.
-            name: the name that the user gave it; empty: the known one stays.
+        If `fabric` (the hardware's description) or `name` is empty, the known one stays.
         """
         now_s, description = self._clock(), msgspec.json.encode(fabric).decode() if fabric else ""
 
@@ -77,13 +75,7 @@ class Recording:
         self._put(write, is_essential=True)
 
     def update_job(self, job_id: str, **news: Unpack[JobNews]) -> None:
-        """Queue news of a job.
-
-        Nothing happens if the job was never recorded.
-
-        Args:
-            **news: fields of `JobNews`.
-        """
+        """Queue news of a job; nothing happens if the job was never recorded."""
         known: dict[str, Any] = {name: value for name, value in news.items() if value is not None}
         for name in ("passages", "lateness"):
             if name in known:
@@ -98,11 +90,7 @@ class Recording:
             )
 
     def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
-        """Queue measurements; malformed rows and those that a full queue refuses are counted.
-
-        Args:
-            block: MEASUREMENT, shape (n,); copied.
-        """
+        """Queue a copy of measurements; malformed rows and those that a full queue refuses are counted."""
         good = _measurements.well_formed(block)
         if not good.all():
             self.n_invalid += int(len(block) - good.sum())
@@ -169,9 +157,7 @@ class Recording:
     def rename_model(self, name: str, fabric_id: str, new_name: str) -> None:
         """Queue the renaming of a model; its cells stay as they are, even damaged ones.
 
-        Args:
-            fabric_id: of the fabric that it was trained for.
-            new_name: a model of this fabric that has this name is replaced.
+        A model of this fabric that has the new name is replaced.
         """
         self._put(
             lambda connection: connection.execute(

@@ -67,7 +67,6 @@ class Writer:
         self.n_lost = 0
         """Rows that did not fit into the queue, or that SQLite refused."""
         self.n_written = 0
-        """Rows committed."""
         self._connection = connection
         self._checkpoints = Checkpoints(connection)
         self._on_rollback = on_rollback
@@ -81,7 +80,6 @@ class Writer:
         self._n_lost_before = 0
         """Rows lost before the outage."""
         self._n_tries = 0
-        """Failed tries to write."""
         self._pending: deque[Entry] = deque()
         self._n_pending_rows = self._pending_room = 0
         self._n_rows_tried = 0
@@ -105,14 +103,13 @@ class Writer:
     def put(self, operation: Operation, n_rows: int, *, is_essential: bool = False, room: int = 0) -> bool:
         """Queue an operation, unless more than MAX_PENDING_ROWS rows would then wait.
 
+        False means that it was refused; its rows are then counted as lost. The writer's thread calls the operation in
+        its next transaction.
+
         Args:
-            operation: called by the writer's thread in its next transaction.
-            n_rows: rows that it writes, for the count of waiting rows.
+            n_rows: rows that it writes.
             is_essential: may exceed the limit by ESSENTIAL_ROWS.
             room: its memory in rows, if that is more.
-
-        Returns:
-            False if it was refused; its rows are then counted as lost.
         """
         entry, most = Entry(operation, n_rows, max(n_rows, room)), MAX_PENDING_ROWS + ESSENTIAL_ROWS * is_essential
         with self._changed:

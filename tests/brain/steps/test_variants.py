@@ -46,7 +46,7 @@ from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.step_effects import Shared, StepEffects
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.learning.policy.variants import Variants
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 
 GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
 KINDS = ((GATHER, Phase.forward_gather), (SCATTER, Phase.gradient_scatter))

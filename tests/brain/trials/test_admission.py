@@ -25,7 +25,8 @@ from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.acquisition import AcquisitionInput, Option
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
-from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
+from zerotune.tuner.modeling.cost_prior import CostPrior
+from zerotune.tuner.modeling.features import Floats, Ints
 
 TRIED = Candidate(Algorithm.ring, Protocol.ll, 4)
 STEPS_AT_RISK = 3.0

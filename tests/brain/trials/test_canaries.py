@@ -22,7 +22,7 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 
 PLACE = fabric.load("ethernet_boxes").communicator(range(16))
 CALLS = [

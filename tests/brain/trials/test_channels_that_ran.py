@@ -21,7 +21,7 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 
 MESSAGE_BYTES = 75_000
 ASKED, RAN = (Candidate(Algorithm.ring, Protocol.simple, n_channels) for n_channels in (8, 5))

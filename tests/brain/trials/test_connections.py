@@ -26,7 +26,7 @@ from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.surrogate import Surrogate
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 
 RING, TREE = (Candidate(algorithm, Protocol.simple, 4) for algorithm in (Algorithm.ring, Algorithm.tree))
 PLACE = CommunicatorClass(8, 1)

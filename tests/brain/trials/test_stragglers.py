@@ -20,7 +20,7 @@ from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.surrogate import Surrogate
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 
 TRIED = Candidate(Algorithm.tree, Protocol.ll, 4)
 USED = Candidate(Algorithm.tree, Protocol.simple, 8)

@@ -19,7 +19,8 @@ from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.keys import CandidateTables, KeyTable
 from zerotune.tuner.learning.policy.surrogate import Surrogate
-from zerotune.tuner.modeling.features import CostPrior, cell_of
+from zerotune.tuner.modeling.cost_prior import CostPrior
+from zerotune.tuner.modeling.features import cell_of
 
 
 def _undescribed(settings: BrainSettings | None = None) -> Brain:

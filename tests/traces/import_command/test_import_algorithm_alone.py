@@ -16,16 +16,7 @@ from typer.testing import CliRunner
 from zerotune.agent.nccl.catalog import candidates
 from zerotune.store.errors import PlanError, WireError
 from zerotune.store.plan_file import read_plan
-from zerotune.store.records import (
-    Algorithm,
-    Candidate,
-    Collective,
-    CommunicatorClass,
-    Phase,
-    Plan,
-    PlanRow,
-    Protocol,
-)
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 from zerotune.store.sqlite.database import MEASUREMENT, UNKNOWN, Store
 from zerotune.store.sqlite.rows.measurements import well_formed
 from zerotune.store.sqlite.rows.runnable import only_protocol, with_only_protocols
@@ -33,7 +24,7 @@ from zerotune.store.wire import PlanOffer, decode_daemon, encode
 from zerotune.tuner.cli.app import app
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.correction.training_set import build
-from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.cost_prior import CostPrior
 from zerotune.tuner.modeling.statistics import statistics
 from zerotune.tuner.offline.choice_table import choice_table
 from zerotune.tuner.offline.replay import replay

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from zerotune.zero_runtime.checkpoint import SafeReader
+from zerotune.zero_runtime.checkpoint_reader import SafeReader
 from zerotune.zero_runtime.errors import CheckpointError
 
 

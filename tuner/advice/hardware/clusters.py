@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from ....agent.nccl import fabric
+from ....agent.nccl.fabric_model import Fabric
 from ....agent.nccl.mock_cuda.machine import connect, read_machine
 from ....agent.nccl.twin.machines import MACHINES
 from ....agent.nccl.twin.twin import topology_file
@@ -137,7 +138,7 @@ def cluster(
     )
 
 
-def _fabrics_gpu(described: fabric.Fabric) -> Gpu:
+def _fabrics_gpu(described: Fabric) -> Gpu:
     """The GPU of a fabric file; missing facts are those of the usual GPU."""
     known = usual(described.belief.compute_capability)
     return msgspec.structs.replace(

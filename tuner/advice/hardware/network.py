@@ -8,7 +8,8 @@ from typing import Final, Protocol
 import msgspec
 
 from ....agent.nccl import cost_model
-from ....agent.nccl.fabric import Fabric
+from ....agent.nccl.cell_terms import PATH_NVL, Topology
+from ....agent.nccl.fabric_model import Fabric
 from ....agent.nccl.mock_cuda.machine import Machine
 from ....store.records import Collective, CommunicatorClass
 
@@ -108,9 +109,9 @@ def _ring_gbs(links: Links, place: CommunicatorClass) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _topology(links: Links, place: CommunicatorClass) -> cost_model.Topology:
+def _topology(links: Links, place: CommunicatorClass) -> Topology:
     one_channel = _ring_gbs(links, place) / _CHANNELS
-    return cost_model.Topology(
+    return Topology(
         n_ranks=place.n_ranks,
         n_nodes=place.n_nodes,
         compute_capability=links.capability,
@@ -118,7 +119,7 @@ def _topology(links: Links, place: CommunicatorClass) -> cost_model.Topology:
         ring_bw_intra_gbs=one_channel,
         ring_bw_inter_gbs=one_channel,
         latency_inter_us=0.0,
-        type_intra=cost_model.PATH_NVL if links.has_nvlink else _PATH_NET + 3,
+        type_intra=PATH_NVL if links.has_nvlink else _PATH_NET + 3,
         type_inter=_PATH_NET if place.n_nodes > 1 else 0,
         tree_channels=_CHANNELS,
         tree_bw_intra_gbs=one_channel,

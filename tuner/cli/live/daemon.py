@@ -8,16 +8,7 @@ from typing import Annotated
 import typer
 
 from ...all_users.folders import Share
-from ..fleet_options import (
-    BookKey,
-    BookUrl,
-    Contributor,
-    Fleet,
-    Listen,
-    fleet_arguments,
-    fleet_writer,
-    shelf_of,
-)
+from ..fleet_options import BookKey, BookUrl, Contributor, Fleet, Listen, fleet_arguments, fleet_writer, shelf_of
 from ..grouped import Grouped
 from ..options import CurveKeys, Endpoint, StorePath, a_number
 from ..paths import endpoint_or_default, store_path, to_be_named
@@ -114,8 +105,8 @@ def run(
     from ....store.errors import printable
     from ....store.parent_process import end_with_parent
     from ....store.sqlite.database import Retention
-    from ...service.daemon import run_daemon
     from ...service.readiness import end_with, report_ready
+    from ...service.serving import run_daemon
 
     if ready_fd is not None:
         end_with_parent()

@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ....store.errors import UntrustedError, UserError
-from ..fleet_options import (
-    BookKey,
-    BookUrl,
-    Contributor,
-    Fleet,
-    Listen,
-    fleet_arguments,
-    refuse_impossible,
-)
+from ..fleet_options import BookKey, BookUrl, Contributor, Fleet, Listen, fleet_arguments, refuse_impossible
 from ..options import CurveKeys, Endpoint, FabricName, StorePath, a_job_name
 from ..paths import output_file, store_path, to_be_named
 from ..sizes import megabytes

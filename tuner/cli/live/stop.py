@@ -36,6 +36,7 @@ def stop(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJso
     try:
         process = psutil.Process(pid)
         os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGCONT)  # a stopped process does not see the first
         process.wait(PATIENCE_S)
     except (psutil.NoSuchProcess, ProcessLookupError):
         pass

@@ -16,15 +16,7 @@ from ....store.records import Stage
 from ..labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
 from ..steps.anatomy import MIN_IN_A_ROW, REDUCE, ROOTED, SCATTER, Floats, Step
 from . import arrays
-from .features import (
-    FEATURES_VERSION,
-    N_FRAME,
-    N_SUMMARY,
-    frames,
-    micro_steps_shown,
-    rounds,
-    summary,
-)
+from .features import FEATURES_VERSION, N_FRAME, N_SUMMARY, frames, micro_steps_shown, rounds, summary
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]
 

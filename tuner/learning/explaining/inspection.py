@@ -23,7 +23,7 @@ from ....store.records import (
     Stage,
 )
 from ...fingerprint import StageFingerprint
-from ...modeling.features import CostPrior
+from ...modeling.cost_prior import CostPrior
 from ..policy.accounting import TrialAccounting
 from ..policy.change_detection import Regimes
 from ..policy.choice import Event, Policy

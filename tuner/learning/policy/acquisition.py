@@ -20,14 +20,7 @@ from ...modeling.posterior import expected_excess, expected_improvement
 from ..explaining.words import predicted, saved
 from .keys import KeyState
 from .memory import MemoryGate
-from .observations import (
-    HORIZON_STEPS,
-    MIN_GAIN,
-    VERIFIED,
-    CallEvidence,
-    Contrast,
-    level_of,
-)
+from .observations import HORIZON_STEPS, MIN_GAIN, VERIFIED, CallEvidence, Contrast, level_of
 from .risk import Budget, TrialCost
 from .surrogate import Surrogate
 

@@ -18,13 +18,7 @@ from typing import Final, NamedTuple
 from ....store.records import BASELINE, SIZE_CLASSES_PER_OCTAVE, Candidate, DecisionKind
 from ..explaining.words import comparison, saved
 from ..knowledge import Promising
-from .acquisition import (
-    TRIAL_STEPS,
-    Option,
-    Options,
-    TrialVerdict,
-    judge,
-)
+from .acquisition import TRIAL_STEPS, Option, Options, TrialVerdict, judge
 from .keys import NO_PREDICTION, KeyState, WindowOwner
 from .memory import MemoryGate
 from .observations import AT_ONCE, CallEvidence

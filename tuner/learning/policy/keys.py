@@ -29,8 +29,9 @@ from ....store.records import (
     Protocol,
     size_class,
 )
+from ...modeling.cost_prior import CostPrior
 from ...modeling.equal_channels import asked_for
-from ...modeling.features import NO_CELL, CostPrior, Floats, Ints, cell_of, key_codes, key_of, size_classes
+from ...modeling.features import NO_CELL, Floats, Ints, cell_of, key_codes, key_of, size_classes
 from ...modeling.posterior import Column
 from ..knowledge import MIDDLING_BYTES, Knowledge
 from .observations import AT_ONCE, ENOUGH, Columns

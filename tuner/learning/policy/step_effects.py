@@ -20,15 +20,7 @@ import numpy as np
 from ...modeling.features import Floats
 from ...modeling.kalman_filter import KalmanFilter
 from .change_detection import MIN_SHIFT
-from .observations import (
-    CLIP,
-    ENOUGH,
-    HORIZON_STEPS,
-    LEAST_NOISE,
-    Contrast,
-    StepSums,
-    contrast_of,
-)
+from .observations import CLIP, ENOUGH, HORIZON_STEPS, LEAST_NOISE, Contrast, StepSums, contrast_of
 from .risk import LEARNED
 
 RECENT_STEPS: Final = 32

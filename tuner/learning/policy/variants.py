@@ -24,14 +24,7 @@ from .keys import KeyState
 from .observations import AT_ONCE, HORIZON_STEPS, contrast_of, level_of
 from .plans import PlanInForce, Variant
 from .risk import CATASTROPHIC_RATIO, FIRST_LOOK_STEPS
-from .step_effects import (
-    LEAST_EFFECT,
-    ONE_IN_TEN,
-    Cooldown,
-    Shared,
-    StepEffects,
-    in_pairs,
-)
+from .step_effects import LEAST_EFFECT, ONE_IN_TEN, Cooldown, Shared, StepEffects, in_pairs
 
 ALL_EXPOSED: Final = 0.95
 """Exposed share of communication above which no overlap is assumed."""

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ....store.records import Algorithm, Candidate, Collective, CommunicatorClass, Outcome, Protocol
-from ..features import DEFAULT_CELL, NO_CELL, CostPrior, Floats, Ints, size_classes
+from ..cost_prior import CostPrior
+from ..features import DEFAULT_CELL, NO_CELL, Floats, Ints, size_classes
 from .baked import MOST_CHANNELS
 
 MAX_POINTS: Final = 1500

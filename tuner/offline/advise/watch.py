@@ -19,12 +19,7 @@ from ....store.sqlite.database import Store
 from ...advice.prediction.memory import batch_that_fits, memory_share
 from ...advice.prediction.step import spreads
 from ...advice.problem import Measured, Problem, Range, ZeroConfiguration
-from ...advice.search import (
-    BUCKETS_BYTES,
-    PREFETCHES,
-    RECOMPUTES,
-    seconds_per_sequence,
-)
+from ...advice.search import BUCKETS_BYTES, PREFETCHES, RECOMPUTES, seconds_per_sequence
 from ..jobs.finding import job_of
 from ..jobs.listing import has_writer
 from .measured import is_store, measured

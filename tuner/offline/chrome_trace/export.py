@@ -18,13 +18,7 @@ from ...traces.own.jobs import one_start
 from ...traces.own.reader import trace_files
 from ..jobs.finding import id_of, job_of
 from .events import EventFile, Track, event_file
-from .named import (
-    by_field,
-    collective_args,
-    collective_name,
-    draw_decisions,
-    named,
-)
+from .named import by_field, collective_args, collective_name, draw_decisions, named
 from .ranks import draw_ranks
 
 Array = NDArray[Any]

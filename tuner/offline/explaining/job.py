@@ -202,7 +202,7 @@ def _guesses(
     from ...learning.explaining.decision_records import guessed
     from ...learning.knowledge import Knowledge
     from ...learning.policy.keys import CandidateTables, KeyState
-    from ...modeling.features import CostPrior
+    from ...modeling.cost_prior import CostPrior
     from ...modeling.trainer import load_correction
 
     costs = CostPrior(store.fabrics().get(fabric_id, {}))

@@ -119,13 +119,13 @@ def _render_savings(
         known = [one for one in listed if one.saved_us is not None]
         if known:
             us = sum(one.saved_us or 0.0 for one in known)
-            together = _saved(us, sum(one.saved_percent or 0.0 for one in known))
-            _indented(console, f"all together: {together} saved per step, hidden communication included")
+            percent = sum(one.saved_percent or 0.0 for one in known)
+            _indented(console, f"all together: {_saved(us, percent)} saved per step, hidden communication included")
             if gain is not None and gain.saved_us is not None:
                 is_noise = gain.kind is GainKind.within_noise
                 words = "nothing beyond noise" if is_noise else _saved(gain.saved_us, gain.saved_percent)
                 _indented(console, f"whole steps: {words}, against NCCL's own choice beside them")
-                if not is_noise and gain.saved_us > us > 0:
+                if not is_noise and us > 0 and (gain.low_percent or 0.0) > percent:
                     _indented(console, BEYOND_CALLS)
             elif gain is not None and gain.kind is GainKind.unknown:
                 _indented(console, f"whole steps: {unknown_gain(gain)}")

@@ -14,7 +14,7 @@ import numpy as np
 
 from ....store.errors import UserError
 from ....store.records import Collective, PlanRow
-from ...modeling.features import CostPrior
+from ...modeling.cost_prior import CostPrior
 from .estimates import CostEstimates
 from .evidence import FabricEvidence, evidence_of, named_store
 from .judging import judge, oracle_facts
@@ -22,10 +22,11 @@ from .legality import without_refused
 from .notes import notes_of, nothing_judged
 from .plans import plan_rows
 from .policies import DEFAULT_POLICIES, POLICIES, PolicyContext, named
+from .reading import load_table, read_table
 from .render import render
 from .result import ReplayResult
 from .steps import LoggedSteps, logged_steps, step_estimates
-from .table import CollectiveTable, load_table, read_table
+from .table import CollectiveTable
 from .whatif import JobChange, what_if
 
 __all__ = [

@@ -10,13 +10,13 @@ from typing import Final
 
 import numpy as np
 
-from ....agent.nccl.fabric import Fabric
+from ....agent.nccl.fabric_model import Fabric
 from ....store.errors import UserError
 from ....store.records import Candidate, CandidateStatistics, CommunicatorClass
 from ....store.sqlite.database import Store
 from ...learning.knowledge import Knowledge
 from ...modeling.correction.baked import Baked
-from ...modeling.features import CostPrior
+from ...modeling.cost_prior import CostPrior
 from ...modeling.statistics import statistics
 from ...modeling.trainer import load_correction, model_id_of, record_of, train
 from .estimates import Prediction, Predictor

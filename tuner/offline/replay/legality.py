@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 
 from ....agent.nccl import catalog, cost_model
-from ....agent.nccl.fabric import Fabric
+from ....agent.nccl.fabric_model import Fabric
 from ....store.errors import FabricError
 from ....store.records import Candidate, Collective, CommunicatorClass
 from ....store.sqlite.rows.runnable import can_run
-from ...modeling.features import CostPrior
+from ...modeling.cost_prior import CostPrior
 from .table import CollectiveTable, Shape
 
 _SCATTER: Final = Collective.reduce_scatter

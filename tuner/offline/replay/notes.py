@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from ....agent.nccl.fabric import Fabric
+from ....agent.nccl.fabric_model import Fabric
 from ....store.counted import counted
 from ....store.errors import TraceError
 from ....store.records import BASELINE

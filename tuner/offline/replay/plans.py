@@ -14,7 +14,8 @@ from ....store.errors import PlanError, UserError, reason
 from ....store.foreign.regular_file import read_file
 from ....store.plan_file import MAX_FILE_BYTES, read_plan
 from ....store.records import Candidate, CommunicatorClass, Phase, PlanRow
-from ..tuner_tables import first_matching, is_ncclx, read_ncclx, read_nvidia_csv
+from ..tuner_tables import first_matching
+from ..tuner_tables_reading import is_ncclx, read_ncclx, read_nvidia_csv
 
 _SCITIX_COLUMNS: Final = ("coll", "nnodes", "nranks", "upto_bytes", "algo", "proto")
 

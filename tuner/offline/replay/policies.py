@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from ....agent.nccl.cost_model import in_effect
-from ....agent.nccl.fabric import Fabric
+from ....agent.nccl.fabric_model import Fabric
 from ....store.errors import UserError
 from ....store.records import (
     BASELINE,
@@ -35,7 +35,8 @@ from ....store.records import (
 from ....store.sqlite.rows.measurements import MEASUREMENT
 from ...learning.brain import Brain, BrainSettings
 from ...learning.knowledge import Knowledge
-from ...modeling.features import DEFAULT_CELL, CostPrior, cell_of
+from ...modeling.cost_prior import CostPrior
+from ...modeling.features import DEFAULT_CELL, cell_of
 from .estimates import CostEstimates
 from .legality import fits
 from .medians import Estimate, Grade

@@ -11,15 +11,7 @@ from ....store.counted import counted
 from ....store.records import CommunicatorClass
 from ..emulated_note import emulated_note
 from .policies import POLICIES
-from .result import (
-    OracleFacts,
-    PolicyTotal,
-    ReplayResult,
-    ShapeVerdict,
-    StepEstimate,
-    StepRefusal,
-    WhatIf,
-)
+from .result import OracleFacts, PolicyTotal, ReplayResult, ShapeVerdict, StepEstimate, StepRefusal, WhatIf
 from .steps import OVERLAP
 
 MAX_ROWS = 30

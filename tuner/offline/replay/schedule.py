@@ -50,7 +50,6 @@ class StepModel:
     rules: Mapping[Kind, Rule]
     n_steps: int
     """Number of logged steps like the program."""
-    n_other_steps: int
     logged_step_us: float
     """Median of the steps behind the program; earlier steps may have run under other settings."""
     logged_exposed_us: float
@@ -93,7 +92,6 @@ def infer(table: CollectiveTable, slowdown: Slowdown | None = None) -> StepModel
         program=program,
         rules=rules,
         n_steps=steps.n_like,
-        n_other_steps=steps.n_other,
         logged_step_us=steps.step_us,
         logged_exposed_us=steps.exposed_us,
         error_percent=100 * _period_error(steps, program),

@@ -49,7 +49,6 @@ class UsualSteps:
     exposed_us: float
     noise_percent: float
     n_like: int
-    n_other: int
 
     @cached_property
     def ends_us(self) -> Floats:
@@ -191,7 +190,6 @@ def usual_steps(table: CollectiveTable) -> UsualSteps | str:
         exposed_us=float(np.median(in_chain["exposed_us"])),
         noise_percent=100 * error_of_median(in_chain["duration_us"]),
         n_like=n_like,
-        n_other=len(numbers) - n_like,
     )
 
 

@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from ....agent.nccl.fabric import Fabric
+from ....agent.nccl.fabric_model import Fabric
 from ....store.errors import UserError
 from ....store.records import BASELINE, Candidate, Collective
 from ...advice.prediction.timeline import steady_step
-from ...modeling.features import CostPrior
+from ...modeling.cost_prior import CostPrior
 from .estimates import CostEstimates, Prediction, Predictor
 from .evidence import FabricEvidence
 from .judging import judge

@@ -33,16 +33,11 @@ from ..comparison import Comparison, compare
 from ..explaining.job import why_unknown
 from ..explaining.keys import by_keys, explained, news_of
 from ..explaining.values import Explanation
-from ..jobs.before_after import (
-    BeforeAfter,
-    JobsRead,
-    is_of_pace,
-    of_job,
-    of_summaries,
-)
+from ..jobs.before_after import BeforeAfter, JobsRead, is_of_pace, of_job, of_summaries
 from ..jobs.finding import job_of
 from ..jobs.summary import RunSummary, check_alike, compared_job, read_summary
-from ..replay.table import CollectiveTable, load_table
+from ..replay.reading import load_table
+from ..replay.table import CollectiveTable
 
 Array = NDArray[Any]
 

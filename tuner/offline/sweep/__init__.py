@@ -8,8 +8,9 @@ from rich.console import Console
 
 from .compare import SweepComparison, compare, render_comparison
 from .render import progress_bar, render
+from .request import SweepRequest, check
 from .result import SweepResult, SweepRow
-from .run import SweepRequest, check, run_sweep
+from .run import run_sweep
 from .strategy import BUDGET
 
 __all__ = [

@@ -13,18 +13,12 @@ from numpy.typing import NDArray
 
 from ....store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome
 from ...modeling.correction.baked import Correction
-from ...modeling.features import CostPrior, Floats
+from ...modeling.cost_prior import CostPrior
+from ...modeling.features import Floats
 from ...modeling.posterior import expected_improvement
 from . import outliers
 from .grid import CONFIDENCE, MIN_REPEATS, GridPoint, Place
-from .surrogate import (
-    MIN_FREE,
-    USUAL_WEIGHT,
-    Expected,
-    Surrogate,
-    noise_freedom,
-    sample_noise,
-)
+from .surrogate import MIN_FREE, USUAL_WEIGHT, Expected, Surrogate, noise_freedom, sample_noise
 
 LOOK_REPEATS: Final = 1
 """Samples of one visit of the active sweep: settings differ far more than samples until few are left."""

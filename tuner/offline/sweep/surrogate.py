@@ -16,7 +16,8 @@ import numpy as np
 
 from ....store.records import BASELINE, Candidate, CommunicatorClass, Outcome, size_class
 from ...modeling.correction.baked import UNKNOWN_STD, Correction
-from ...modeling.features import CostPrior, Floats, cell_of
+from ...modeling.cost_prior import CostPrior
+from ...modeling.features import Floats, cell_of
 from ...modeling.posterior import Column, Known, fitted_scale, joint
 from .grid import GridPoint, Place
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ....agent.nccl.cost_model import Topology
+from ....agent.nccl.cell_terms import Topology
 from ....agent.nccl.libnccl import Libnccl
 from ....agent.nccl.mock_cuda.machine import read_machine
 from ....agent.nccl.twin.live_table import MODELLED_SINCE, Difference, differences, with_stated_cells

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from ....agent.nccl import cost_model, memory
-from ....agent.nccl.cost_model import StatedCell, Topology
+from ....agent.nccl.cell_terms import StatedCell, Topology
 from ....agent.nccl.fabric_file import BelievedSpan
 from ....agent.nccl.mock_cuda.machine import Gpu
 from ....store.records import Algorithm, Collective, CommunicatorClass, Protocol

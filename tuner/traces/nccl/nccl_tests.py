@@ -21,21 +21,11 @@ from ..csv_rows import value_in
 from ..files import line_chunks
 from ..left_out import LeftOut
 from ..rank_count import RunRanks
-from ..records import (
-    BLOCK_ROWS,
-    FLAG_FORCED,
-    MAX_CHANNELS,
-    Block,
-    SequenceNumbers,
-    Summary,
-    blocks_of,
-    communicator_id,
-    datatype_index,
-)
+from ..records import BLOCK_ROWS, FLAG_FORCED, MAX_CHANNELS, Block, SequenceNumbers, Summary, blocks_of, datatype_index
+from .nccl_tests_runs import contradiction, fits, forced_setting, is_right, named_in, with_ranks
 from .plain_lines import PlainLines
 
 _NUMBER: Final = rb"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
-MAX_DEVIATION: Final = 1e-3
 _ROW_BEGUN: Final = re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)\s+(?:[a-z]\w*\s+)?-1")
 _ROW_KIND: Final = re.compile(rb"^\s*\d+\s+\d+\s+([a-z]\w*)(?:\s|$)")
 _BODY: Final = re.compile(rb"\s+(%b)\s+(%b)\s+(%b)\s+(\d+|N/A)" % (3 * (_NUMBER,)))
@@ -54,13 +44,6 @@ _MARKDOWN: Final = bytes.maketrans(b"|*", b"  ")
 _HEADER_WORDS: Final = (b"Rank", b"nThread", b"nccl-tests version", b"Collective test", b"algbw")
 """Each line of a header has one of these; a log pasted into a text may have lost the # before it."""
 _PROGRAM: Final = re.compile(rb"(?<![\w.-])([a-zA-Z]\w{0,40}?_perf)\w{0,40}(?![\w/-]|\.\w)")
-_REDUCING: Final = (Collective.all_reduce, Collective.reduce_scatter, Collective.reduce)
-_MARGIN: Final = 0.1
-"""Means over runs, and GiB/s read as GB/s, differ by less; another unit of time differs by a thousand."""
-_LAST_DIGIT_GBS: Final = 0.01
-"""Last printed digit of bandwidths, which have two places."""
-_BYTES_PER_US: Final = 1e3
-"""Bytes per microsecond of one GB/s."""
 _GROUPED: Final = re.compile(rb" agg iters: (\d{1,9})")
 _FORCED: Final = re.compile(rb"NCCL_(ALGO|PROTO) set by environment to (\S+)")
 GROUPED: Final = "several collectives were grouped per iteration (-m): NCCL chose for them together, perhaps fused"
@@ -142,64 +125,6 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
     for chunk in line_chunks(path, summary):
         yield from reader.blocks(chunk)
     yield from reader.rest()
-
-
-def with_ranks(block: Block, run: RunRanks, n_runs: int = 0) -> None:
-    """Write a run's ranks and nodes into its records."""
-    n_ranks = 0 if run.count is None else run.count.n_ranks
-    block["n_ranks"], block["n_nodes"] = n_ranks, run.n_nodes
-    block["comm_id"] = communicator_id("nccl-tests", n_runs, n_ranks)
-
-
-def contradiction(message_bytes: int, duration_us: float, algbw_gbs: float) -> str | None:
-    """The row in words if its time is not its size divided by its algorithm bandwidth; None if they agree."""
-    expected_gbs = message_bytes / (_BYTES_PER_US * duration_us)
-    if not abs(algbw_gbs - expected_gbs) > _MARGIN * max(expected_gbs, algbw_gbs) + _LAST_DIGIT_GBS:
-        return None
-    return f"{message_bytes} bytes in {duration_us:g} us at {algbw_gbs:g} GB/s"
-
-
-@lru_cache(maxsize=64)
-def forced_setting(nccl_algo: str, nccl_proto: str, collective: Collective | None) -> Candidate:
-    """The setting that the environment forced, if it names one algorithm, and perhaps one protocol.
-
-    Since NCCL 2.24 the variables may differ by collective ("ring;allreduce:tree").
-    """
-    algorithm = _for_collective(nccl_algo, collective)
-    if not algorithm:
-        return BASELINE
-    protocol = _for_collective(nccl_proto, collective)
-    try:
-        named = parse_algorithm(algorithm)
-    except UserError:
-        return BASELINE
-    try:
-        return Candidate(named, parse_protocol(protocol) if protocol else None)
-    except UserError:
-        return Candidate(named)
-
-
-def _for_collective(value: str, collective: Collective | None) -> str:
-    """The part for this collective of a list by collective; "" if there is none."""
-    found = ""
-    for part in value.split(";"):
-        name, has_name, rest = part.rpartition(":")
-        if not has_name:
-            found = rest
-        elif collective is not None and find_collective(name) is collective:
-            return rest
-    return found.strip()
-
-
-def named_in(path: Path) -> Collective | None:
-    """The collective in a file's name, if it names exactly one."""
-    first = find_collective(re.split(r"[.]|__|_quiet", path.name)[0].removeprefix("nccl_"))
-    found = {
-        collective
-        for word in ("all_reduce", "all_gather", "reduce_scatter", "allreduce", "allgather", "reducescatter")
-        if word in path.name.lower() and (collective := find_collective(word)) is not None
-    }
-    return first or (found.pop() if len(found) == 1 else None)
 
 
 @dataclass
@@ -348,11 +273,6 @@ def _is_heading(line: bytes) -> bool:
     return b" algbw " in line and b" busbw " in line
 
 
-def fits(collective: Collective | None, redop: bytes | str | None) -> bool:
-    """Whether a collective may have this entry in the column of reductions."""
-    return collective is None or not redop or (redop not in (b"none", "none")) == (collective in _REDUCING)
-
-
 def _header_line(line: bytes, run: _Run, summary: Summary) -> None:
     rank = _RANK.match(line)
     if rank is not None:
@@ -409,11 +329,3 @@ def _is_damaged(line: bytes, *, in_table: bool) -> bool:
     return is_kind or (n_numbers >= _FEWEST_NUMBERS and 2 * n_numbers > len(words))
 
 
-def is_right(text: str | bytes | None) -> bool:
-    """Whether there are no wrong results; old versions print the largest deviation instead of a number."""
-    if text in (b"N/A", "N/A"):
-        return True
-    try:
-        return text is not None and 0 <= float(text) <= MAX_DEVIATION
-    except ValueError:
-        return False

@@ -17,15 +17,9 @@ from ....store.records import Collective, Observation, TimingSource
 from ..files import JsonStream
 from ..left_out import LeftOut
 from ..rank_count import MAX_RANKS, RunRanks
-from ..records import (
-    FLAG_DEFAULT,
-    FLAG_FORCED,
-    Block,
-    SequenceNumbers,
-    Summary,
-    blocks_of,
-)
-from .nccl_tests import GROUPED, contradiction, forced_setting, with_ranks
+from ..records import FLAG_DEFAULT, FLAG_FORCED, Block, SequenceNumbers, Summary, blocks_of
+from .nccl_tests import GROUPED
+from .nccl_tests_runs import contradiction, forced_setting, with_ranks
 
 _MOST_EACH: Final = 256
 """Most GPUs, or threads, of one process; more mean that the file is damaged."""

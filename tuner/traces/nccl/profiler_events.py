@@ -18,15 +18,7 @@ from ....store.errors import TraceError, UserError
 from ....store.records import Algorithm, Collective, Observation, Protocol, TimingSource
 from ..files import line_chunks
 from ..left_out import LeftOut
-from ..records import (
-    MAX_BYTES,
-    MAX_CHANNELS,
-    UNKNOWN_U4,
-    Block,
-    Summary,
-    blocks_of,
-    element_bytes,
-)
+from ..records import MAX_BYTES, MAX_CHANNELS, UNKNOWN_U4, Block, Summary, blocks_of, element_bytes
 
 
 class _Details(msgspec.Struct):

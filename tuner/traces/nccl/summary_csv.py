@@ -28,7 +28,7 @@ from ..records import (
     element_bytes,
     sized_call,
 )
-from .nccl_tests import contradiction, fits, is_right, named_in
+from .nccl_tests_runs import contradiction, fits, is_right, named_in
 
 _NAMES: Final = {
     "collective": ("collective", "collective_name", "coll", "operation", "op", "test"),

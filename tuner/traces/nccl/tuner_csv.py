@@ -22,14 +22,7 @@ from ....store.wire import FLAG_TIMED
 from ..csv_rows import header_cells, numbered_rows, value_in
 from ..files import head
 from ..left_out import LeftOut
-from ..records import (
-    FLAG_DEFAULT,
-    FLAG_FORCED,
-    UNKNOWN_U1,
-    Block,
-    Summary,
-    empty_block,
-)
+from ..records import FLAG_DEFAULT, FLAG_FORCED, UNKNOWN_U1, Block, Summary, empty_block
 from ..refused import TUNER_REQUIRED, Refusal, wrong_with
 
 _Name = TypeVar("_Name", Algorithm, Protocol)

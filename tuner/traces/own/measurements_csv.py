@@ -21,16 +21,7 @@ from ....store.wire import FLAG_TIMED
 from ..csv_rows import cells_of, csv_chunks, numbered, rows_of, value_in
 from ..left_out import LeftOut
 from ..measuring import Portion, UserFacts, placed, with_setting, without_impossible
-from ..records import (
-    FLAG_DEFAULT,
-    FLAG_FORCED,
-    MAX_BYTES,
-    MAX_EXAMPLES,
-    UNKNOWN_U1,
-    Block,
-    Summary,
-    empty_block,
-)
+from ..records import FLAG_DEFAULT, FLAG_FORCED, MAX_BYTES, MAX_EXAMPLES, UNKNOWN_U1, Block, Summary, empty_block
 from ..refused import OWN_REQUIRED
 
 _NAMED: Final[dict[str, tuple[type[IntEnum], int | None]]] = {

@@ -19,16 +19,7 @@ from ....store.errors import TraceError
 from ....store.records import Collective, Observation, TimingSource
 from ..files import TraceFile, opened
 from ..left_out import LeftOut
-from ..records import (
-    MAX_BYTES,
-    UNKNOWN_U4,
-    Block,
-    SequenceNumbers,
-    Summary,
-    blocks_of,
-    communicator_id,
-    sized_call,
-)
+from ..records import MAX_BYTES, UNKNOWN_U4, Block, SequenceNumbers, Summary, blocks_of, communicator_id, sized_call
 from .flight_recorder import rank_of
 
 MAX_MESSAGE_BYTES: Final = 4 << 20

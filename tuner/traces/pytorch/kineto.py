@@ -9,7 +9,6 @@ trace of only the CPU has the calls without their times.
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
 from bisect import bisect_right
@@ -41,6 +40,7 @@ from ..records import (
     is_impossible,
     sized_call,
 )
+from .kineto_sizes import group_sizes, integer, n_listed, rank_count, side_bytes
 
 _CALLS: Final = ("record_param_comms", "nccl:")
 _LAUNCHES: Final = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipExt")
@@ -142,11 +142,11 @@ def _collect(path: Path, summary: Summary) -> _Events:
                 elif isinstance(event, dict):
                     _take(event, events, summary)
         elif key == "distributedInfo" and isinstance(value, Mapping):
-            events.rank, events.groups = _integer(value.get("rank")), _sizes(value.get("pg_config"))
-            events.world_size = _integer(value.get("world_size"))
+            events.rank, events.groups = integer(value.get("rank")), group_sizes(value.get("pg_config"))
+            events.world_size = integer(value.get("world_size"))
             summary.facts["nccl_version"] = value.get("nccl_version")
         elif key == "baseTimeNanoseconds":
-            events.base_ns = _integer(value) or 0
+            events.base_ns = integer(value) or 0
     if stream.truncated:
         summary.fault(f"{path.name} ends early")
     elif not seen:
@@ -189,14 +189,14 @@ def _take(event: dict[str, Any], events: _Events, summary: Summary) -> None:
                     float(start),
                     float(duration) if isinstance(duration, int | float) else -1.0,
                     width if 0 < width <= MAX_CHANNELS else 0,
-                    _integer(args.get("External id", args.get("external id"))) or -1,
-                    _integer(args.get("correlation")) or -1,
+                    integer(args.get("External id", args.get("external id"))) or -1,
+                    integer(args.get("correlation")) or -1,
                     args if "Collective name" in args else None,
                 )
             )
     elif name.startswith((*_CALLS, *_OPERATORS)):
-        external_id = _integer(args.get("External id", args.get("external id")))
-        thread = _integer(event.get("tid")) or 0
+        external_id = integer(args.get("External id", args.get("external id")))
+        thread = integer(event.get("tid")) or 0
         if external_id is not None:
             events.places[external_id] = float(start), thread
         if "Collective name" in args and external_id is not None:
@@ -205,11 +205,11 @@ def _take(event: dict[str, Any], events: _Events, summary: Summary) -> None:
             calls = (events.operators if name in _OPERATORS else events.calls).setdefault(thread, [])
             calls.append((float(start), float(start) + float(duration), name, args))
     elif category in ("cuda_runtime", "cuda_driver") and name.startswith(_LAUNCHES):
-        correlation = _integer(args.get("correlation"))
+        correlation = integer(args.get("correlation"))
         if correlation is not None:
             events.launch_correlation.append(correlation)
             events.launch_us.append(float(start))
-            events.launch_thread.append(_integer(event.get("tid")) or 0)
+            events.launch_thread.append(integer(event.get("tid")) or 0)
 
 
 def _observations(events: _Events, summary: Summary, file_name: str) -> Iterator[Observation]:
@@ -343,8 +343,9 @@ def _observation(
         summary.skip(LeftOut.impossible_size)
         return None
     group, ranks = str(args.get("Process Group Name", ""))[:400], str(args.get("Process Group Ranks", ""))[:400]
-    by_source = {"its call": _size(args.get("Group size")), "its list": _n_listed(args), **events.groups.get(group, {})}
-    sides = [_side(n_elements, width) for n_elements in elements]
+    described = events.groups.get(group, {})
+    by_source = {"its call": rank_count(args.get("Group size")), "its list": n_listed(args), **described}
+    sides = [side_bytes(n_elements, width) for n_elements in elements]
     message_bytes, n_ranks = sized_call(collective, sides, by_source, summary, file_name)
     if events.world_size and n_ranks > events.world_size:
         summary.note(f"{file_name}: a group has {n_ranks} ranks, but the job is said to have {events.world_size}")
@@ -353,7 +354,7 @@ def _observation(
         return None
     # Groups without a name are distinguished by their sizes.
     comm_id = _communicator_of(f"{group}\0{ranks}" if group or ranks else f"of {n_ranks}")
-    sequence = _integer(args.get("Seq"))
+    sequence = integer(args.get("Seq"))
     events.is_counted = events.is_counted or sequence is None
     timed = 0 < kernel.duration_us < 1e12
     return Observation(
@@ -371,41 +372,3 @@ def _observation(
     )
 
 
-def _size(value: Any) -> int:
-    """A number of ranks; 0 if it is impossible."""
-    n_ranks = _integer(value)
-    return n_ranks if n_ranks is not None and 0 < n_ranks <= UNKNOWN_U4 else 0
-
-
-def _n_listed(args: Mapping[str, Any]) -> int:
-    """Ranks in a call's list; 0: there is no list, or a long one, which torch truncates."""
-    ranks = args.get("Process Group Ranks")
-    listed = ranks if isinstance(ranks, list) else str(ranks or "").strip("[]").split(",")
-    return len(listed) if all(str(rank).strip().isdigit() for rank in listed) else 0
-
-
-def _sizes(groups: Any) -> dict[str, dict[str, int]]:
-    """Name of a group -> its ranks by the trace's description of the job."""
-    return {
-        str(group.get("pg_name"))[:400]: {
-            "its description": _size(group.get("pg_size")),
-            "the ranks that it lists": len(ranks) if isinstance(ranks := group.get("ranks"), list) else 0,
-        }
-        for group in (groups if isinstance(groups, list) else ())
-        if isinstance(group, Mapping)
-    }
-
-
-def _side(n_elements: Any, width: int | None) -> int | None:
-    if type(n_elements) is not int or width is None or not 0 < n_elements <= MAX_BYTES:
-        return None
-    return n_elements * width
-
-
-def _integer(value: Any) -> int | None:
-    if isinstance(value, str) and len(value) < 20:
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return None
-    return value if type(value) is int and -(1 << 62) < value < 1 << 62 else None

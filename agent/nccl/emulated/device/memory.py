@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from .....store.records import Algorithm, CommunicatorClass
-from ...fabric import Fabric
+from ...fabric_model import Fabric
 from ..errors import DeviceOutOfMemory
 
 
@@ -31,14 +31,9 @@ class DeviceMemory:
         return int(1e6 * min(max(0.0, left_mb), 1e9))
 
     def take(self, wanted_mb: float, purpose: str, device_mb: float) -> None:
-        """Reserve memory for NCCL.
+        """Reserve memory for NCCL; raises `DeviceOutOfMemory` if too little is left, and reserves nothing then.
 
-        Args:
-            purpose: for the message.
-            device_mb: memory of the fabric's devices; `limit_mb` overrides it.
-
-        Raises:
-            DeviceOutOfMemory: too little is left; nothing is reserved.
+        `purpose` is for the message. `device_mb` is the memory of the fabric's devices, which `limit_mb` overrides.
         """
         with self._lock:
             if self.limit_mb is not None:

@@ -49,7 +49,6 @@ class Task:
     output: torch.Tensor | None = None
     """The caller's tensor for the result."""
     root: int = 0
-    """Rank, for collectives with a root."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,8 @@
-"""Chooses the setting of a collective: by NCCL's model, NCCL_ALGO and NCCL_PROTO, the tuner plugin, NCCL's limits."""
+"""Chooses the setting of a collective: by NCCL's model, NCCL_ALGO and NCCL_PROTO, the tuner plugin, NCCL's limits.
+
+`message_bytes` is NCCL's nBytes, of all fused tasks; `zerotune.agent.nccl.cost_model` explains `n_pipe_ops`. `average`
+also stands for a premultiplied sum: some algorithms support neither. `captured` calls become part of a CUDA graph.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,13 @@ import numpy as np
 
 from .....store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 from ... import catalog, cost_model, pinning
-from ...fabric import Fabric
+from ...cell_terms import N_ALGORITHMS, N_PROTOCOLS
+from ...fabric_model import Fabric
 from ..errors import EmulatedNcclError
 from .plugin_host import CommunicatorPlugins, plugin_host
 
 IGNORE: Final = cost_model.IGNORE
-_N_CELLS: Final = cost_model.N_ALGORITHMS * cost_model.N_PROTOCOLS
+_N_CELLS: Final = N_ALGORITHMS * N_PROTOCOLS
 _TABLE_BYTES: Final = _N_CELLS * 4
 _Costs = Any  # ctypes.Array[c_float]: not subscriptable at run time, nor do its items read as float
 _NEVER_WINS: Final = 3.6e9
@@ -61,12 +66,6 @@ class Chooser:
         self, collective: Collective, message_bytes: int, average: bool, n_pipe_ops: int, captured: bool
     ) -> Candidate:
         """The setting of one collective, as NCCL and its tuner plugin choose it.
-
-        Args:
-            message_bytes: NCCL's nBytes, of all fused tasks.
-            average: the reduction is an average or a premultiplied sum, which some algorithms do not support.
-            n_pipe_ops: NCCL's numPipeOps, operations of one group that a channel runs one after another.
-            captured: it becomes part of a CUDA graph.
 
         Raises:
             EmulatedNcclError: the plugin failed, or no cell is available.
@@ -130,7 +129,7 @@ class Chooser:
         known = self._candidates.get(key)
         if known is None:
             if winner < 0 and self._release.version < _NO_FALLBACK_SINCE:
-                winner = Algorithm.ring * cost_model.N_PROTOCOLS + Protocol.simple
+                winner = Algorithm.ring * N_PROTOCOLS + Protocol.simple
             elif winner < 0:
                 reason = (
                     "NCCL_ALGO and NCCL_PROTO leave none" if self._forbidden[collective] else "every cell is IGNORE"
@@ -142,7 +141,7 @@ class Chooser:
         return known
 
     def _with_channels(self, collective: Collective, message_bytes: int, winner: int, asked: int) -> Candidate:
-        algorithm, protocol = Algorithm(winner // cost_model.N_PROTOCOLS), Protocol(winner % cost_model.N_PROTOCOLS)
+        algorithm, protocol = Algorithm(winner // N_PROTOCOLS), Protocol(winner % N_PROTOCOLS)
         if asked <= 0:
             n_channels = cost_model.default_channels(self._topology, collective, algorithm, protocol, message_bytes)
         else:

@@ -3,6 +3,9 @@
 A call is *issued* without waiting for other ranks: its setting is chosen, with the plugin, and its header and payload
 are published. Calls are *completed* in order, when a script waits for one: all ranks' headers are awaited and compared.
 The virtual start and end follow from the headers, equal on all ranks, and the results are copied.
+
+The tasks of one `FusedTasks` share a setting. Methods on a group return one call, or one setting, for each. They raise
+`EmulatedNcclError` if the communicator has failed, the plugin fails a call, or a call cannot run.
 """
 
 from __future__ import annotations
@@ -89,17 +92,7 @@ class Communicator:
         _communicators.append(self)
 
     def issue(self, fused_groups: Sequence[FusedTasks], n_tasks: int = 1) -> list[IssuedCall]:
-        """Publish one group of collectives; does not wait for other ranks.
-
-        Args:
-            fused_groups: tasks of one entry share a setting.
-
-        Returns:
-            The issued calls, one for each entry.
-
-        Raises:
-            EmulatedNcclError: the communicator has failed, the plugin failed a call, or a call cannot run.
-        """
+        """Publish one group of collectives; does not wait for other ranks."""
         with self._issuing:
             self._refuse_after_failure()
             arrival_us = clock.current().arrival_us()
@@ -123,15 +116,7 @@ class Communicator:
     ) -> list[IssuedCall]:
         """Publish one group of a captured graph, with the settings of the capture.
 
-        Args:
-            decided: fused tasks, and their settings.
-            captured: the result of `begin_capture`; None: the profiler does not want events.
-
-        Returns:
-            The issued calls, one for each entry.
-
-        Raises:
-            EmulatedNcclError: the communicator has failed.
+        `captured` is the result of `begin_capture`; None: the profiler does not want events.
         """
         with self._issuing:
             self._refuse_after_failure()
@@ -162,18 +147,7 @@ class Communicator:
         return call
 
     def decide(self, fused_groups: Sequence[FusedTasks], n_tasks: int, *, captured: bool) -> list[Candidate]:
-        """Choose the settings of a group's tasks, and connect their algorithms.
-
-        Args:
-            fused_groups: tasks of one entry share a setting.
-            captured: they become part of a CUDA graph.
-
-        Returns:
-            One setting for each entry; the baseline if NCCL has no choice.
-
-        Raises:
-            EmulatedNcclError: the plugin failed a call, or the device has no memory left.
-        """
+        """Choose the settings of a group's tasks, and connect their algorithms; the baseline if NCCL has no choice."""
         candidates = []
         chosen = [self._choose(fused, n_tasks, captured) for fused in fused_groups]
         for fused, candidate in zip(fused_groups, chosen, strict=True):
@@ -265,9 +239,7 @@ class Communicator:
     def complete(self, call: IssuedCall, timeout_us: int | None = None) -> float:
         """Complete all calls up to `call`, and return its virtual end. May block; may be called on any thread.
 
-        Raises:
-            SettingDisagreement, CallMismatch, PeerLost, CollectiveTimeout, EmulatedNcclError: on every rank that still
-                runs.
+        If this fails, every rank that still runs raises the same error.
         """
         if call.end_us is None:
             with self._completing:

@@ -190,16 +190,10 @@ class CommunicatorPlugins:
         self.has_profiler = result == 0  # if it fails, the communicator runs without it
 
     def ask(self, collective: int, message_bytes: int, n_pipe_ops: int, table: int, nvls: bool, captured: bool) -> int:
-        """Let the tuner edit a cost table.
+        """Let the tuner edit a cost table; returns its channels, 0: no opinion.
 
-        Args:
-            message_bytes: NCCL's nBytes.
-            table: address of the costs in microseconds, C floats of shape (n_algorithms, 3); edited in place.
-            nvls: the communicator has NVLink multicast.
-            captured: the call becomes part of a CUDA graph.
-
-        Returns:
-            The tuner's channels; 0: no opinion.
+        `table` is the address of the costs in microseconds, C floats of shape (n_algorithms, 3), which are edited in
+        place.
 
         Raises:
             EmulatedNcclError: the tuner returned an error, which fails the collective.

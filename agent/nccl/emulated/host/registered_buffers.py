@@ -31,8 +31,7 @@ class RegisteredBuffers:
     def register(self, tensor: torch.Tensor) -> None:
         """From now on collectives between registered buffers run symmetric kernels.
 
-        Raises:
-            EmulatedNcclError: this release has no windows.
+        Raises `EmulatedNcclError` if this release has no windows.
         """
         if not self._release.has_symmetric_kernels:
             raise EmulatedNcclError("windows need ZEROTUNE_NCCL_VERSION 2.27 or newer")

@@ -88,17 +88,10 @@ class Graph:
         n_tasks: int,
         outputs: Sequence[torch.Tensor],
     ) -> CapturedWork:
-        """Choose the settings of one group for all replays.
+        """Choose the settings of one group for all replays, which fill the caller's `outputs`.
 
-        Args:
-            fused_groups: tasks of one entry share a setting.
-            outputs: the caller's tensors, which a replay fills.
-
-        Returns:
-            A handle; waiting for it during the capture becomes part of the graph.
-
-        Raises:
-            EmulatedNcclError: see `Communicator.decide`.
+        The result is a handle: waiting for it during the capture becomes part of the graph. Errors are those of
+        `Communicator.decide`.
         """
         decided = list(zip(fused_groups, communicator.decide(fused_groups, n_tasks, captured=True), strict=True))
         self._nodes.append(_Group(communicator, decided, communicator.begin_capture(decided)))

@@ -148,11 +148,9 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self.shutdown()
 
     def shrink(self, excluded: Sequence[int], *, aborted: bool) -> EmulatedProcessGroup:
-        """A group without some ranks, as `ncclCommShrink` makes it; each remaining rank must call it.
+        """A group without the excluded ranks, as `ncclCommShrink` makes it; each remaining rank must call it.
 
-        Args:
-            excluded: ranks of this group that are left out.
-            aborted: abort this group's calls first, as after an error.
+        `aborted`: abort this group's calls first, as after an error.
         """
         if aborted:
             self.abort()

@@ -77,15 +77,11 @@ def reduce_into(
     setting: Candidate,
     first_element: int = 0,
 ) -> None:
-    """Reduce a piece of all ranks' payloads.
+    """Reduce a piece of all ranks' payloads; EmulatedNcclError if a rank sent too few elements.
 
     Args:
-        rendezvous: holds the payloads.
         piece: number of the piece, the same on all ranks.
         first_element: in each rank's piece; `out.numel()` elements from there on are reduced.
-
-    Raises:
-        EmulatedNcclError: a rank sent too few elements.
     """
     accumulate, ranks = _OPERATORS[op.code], order.of(setting, rendezvous.n_ranks)
     n_elements = out.numel()

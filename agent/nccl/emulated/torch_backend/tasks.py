@@ -28,11 +28,7 @@ def all_reduce(tensor: torch.Tensor, op: Operator) -> Task:
 
 
 def broadcast(output: torch.Tensor, root: int, rank: int, source: torch.Tensor | None = None) -> Task:
-    """Fill a tensor with the root's.
-
-    Args:
-        source: the root's tensor; None: its `output`. Ignored on other ranks.
-    """
+    """Fill a tensor with the root's `source`; None: with the root's `output`."""
     is_root = rank == root
     sent = _contiguous(output if source is None else source) if is_root else None
 
@@ -45,11 +41,7 @@ def broadcast(output: torch.Tensor, root: int, rank: int, source: torch.Tensor |
 
 
 def reduce(source: torch.Tensor, op: Operator, root: int, rank: int, output: torch.Tensor | None = None) -> Task:
-    """Reduce a tensor of every rank to the root.
-
-    Args:
-        output: the root's tensor for the result, of the same size as `source`; None: `source`.
-    """
+    """Reduce a tensor of every rank to the root's `output`, which has the size of `source`; None: to its `source`."""
     target = source if output is None else output
 
     def finish(call: IssuedCall, piece: int) -> None:
@@ -100,14 +92,7 @@ def gather(outputs: Tensors, source: torch.Tensor, n_ranks: int) -> Task:
 
 
 def scatter(output: torch.Tensor, sources: Tensors | None, root: int, rank: int, n_ranks: int) -> Task:
-    """Give each rank its tensor of the root's list.
-
-    Args:
-        sources: one tensor per rank, of the size of `output`; None on other ranks than the root.
-
-    Raises:
-        EmulatedNcclError: a graph is being captured, which cannot contain a scatter.
-    """
+    """Give each rank its tensor of the root's list, which is None on other ranks; EmulatedNcclError under capture."""
     capture.forbid("scatter")
     sent = None if sources is None else torch.cat([part.detach().reshape(-1) for part in sources])
 

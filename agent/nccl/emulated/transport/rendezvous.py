@@ -158,11 +158,8 @@ class Rendezvous:
     def publish(self, header: Header, pieces: list[torch.Tensor]) -> int:
         """Publish the next call with copies of `pieces` (contiguous, on the CPU).
 
-        Returns:
-            Its index; -1: the ring or the arena is full.
-
-        Raises:
-            EmulatedNcclError: the payload is larger than the arena.
+        Returns its index; -1: the ring or the arena is full. A payload that is larger than the arena raises
+        `EmulatedNcclError`.
         """
         n_pieces = len(pieces)
         header.n_pieces = n_pieces
@@ -229,14 +226,7 @@ class Rendezvous:
         return torch.frombuffer(memory, dtype=dtype)
 
     def copy(self, index: int, rank: int, piece: int, to: torch.Tensor, offset_bytes: int = 0) -> None:
-        """Fill a tensor from one rank's piece of a call.
-
-        Args:
-            offset_bytes: position in the piece.
-
-        Raises:
-            EmulatedNcclError: the piece is too short.
-        """
+        """Fill a tensor from a position in one rank's piece of a call; EmulatedNcclError if the piece is too short."""
         n_bytes = to.numel() * to.element_size()
         if self._library.copy(self.handle, index, rank, piece, offset_bytes, to.data_ptr(), n_bytes) != 0:
             raise EmulatedNcclError(f"rank {rank} sent fewer than the {n_bytes} bytes expected of it")

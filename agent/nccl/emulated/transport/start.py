@@ -29,17 +29,12 @@ n_started: Counter[tuple[object, ...]] = Counter()
 
 
 def name_start(store: dist.Store, group: str, ranks: Sequence[int], rank: int, n_ranks: int, timeout: timedelta) -> str:
-    """The name of this start of a group, the same on all its ranks.
+    """The name of this start of a group, 16 hexadecimal digits, the same on all its ranks.
 
     Args:
-        store: shared by the group's ranks, and by earlier starts.
         group: the group's own name, which a process may use several times, also for other ranks.
         ranks: the group's global ranks; empty for the default group.
-        rank: of this process in the group; 0 chooses the name.
-        timeout: how long other ranks wait for rank 0.
-
-    Returns:
-        16 hexadecimal digits.
+        timeout: how long other ranks wait for the first one.
 
     Raises:
         EmulatedNcclError: the first rank's process is not visible here.

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ....store.errors import PluginError
-from ....store.records import Algorithm, Collective, Protocol
-from .symbols import variables
+from zerotune.agent.nccl.mock_cuda.symbols import variables
+from zerotune.store.errors import PluginError
+from zerotune.store.records import Algorithm, Collective, Protocol
 
 _TABLE: Final = "ncclDevFuncRowToId"
 _N_REDUCTIONS: Final = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
-from ....store.records import TimingSource
+from zerotune.store.records import TimingSource
 
 _SET_TIMING_SOURCE: Final = "zerotune_set_timing_source_override"
 
