@@ -139,7 +139,7 @@ def _can_answer(listener: int | None) -> bool:
     if not listener:
         return listener is not None
     with contextlib.suppress(psutil.Error):
-        return psutil.Process(listener).status() != psutil.STATUS_STOPPED
+        return bool(psutil.Process(listener).status() != psutil.STATUS_STOPPED)
     return False
 
 

@@ -81,8 +81,8 @@ def main(pid: int, folder: str) -> None:
     try:
         reason = missing(set(os.listdir(folder)))
         how = Path(folder, Mark.failed.value).read_text("utf-8") if reason is Reason.script_failed else ""
-        if reason is Reason.cut_short and (pid := _left_running(Path(folder))):
-            reason, how = Reason.left_running, pid
+        if reason is Reason.cut_short and (running := _left_running(Path(folder))):
+            reason, how = Reason.left_running, running
     except OSError:  # the folder was removed
         return
     shutil.rmtree(folder, ignore_errors=True)

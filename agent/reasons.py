@@ -75,7 +75,8 @@ def untuned(reason: Reason, detail: str = "", where: str = "") -> str:
 
     `where` is the part of the job that the line speaks of, if it is not the whole job.
     """
-    prefix = "" if reason in (Reason.script_failed, Reason.cut_short, Reason.left_running) else f"nothing was tuned{where}: "
+    is_tuned_perhaps = reason in (Reason.script_failed, Reason.cut_short, Reason.left_running)
+    prefix = "" if is_tuned_perhaps else f"nothing was tuned{where}: "
     return f"zerotune: {prefix}{reason.value.format(detail=detail)} ({reason.name})"
 
 

@@ -1,4 +1,4 @@
-"""What changes of the environment did to calls on other nodes with the same hardware: a file beside the store.
+"""Effects of changed environments on calls of other nodes with the same hardware: a file beside the store.
 
 The daemon writes it whenever it reads a book, and the launcher reads it.
 """
@@ -35,11 +35,7 @@ class CallEffect(msgspec.Struct, frozen=True):
 
 
 def write_effects(store_file: Path, effects: Sequence[CallEffect]) -> None:
-    """Replace the file beside a store.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Replace the file beside a store; OSError if it cannot be written."""
     with atomic_write(_beside(store_file)) as partial:
         partial.write_bytes(msgspec.json.encode(effects))
 

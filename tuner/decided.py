@@ -1,4 +1,4 @@
-"""What follows from a job's decisions: the last one on every key, what is proven, what ran."""
+"""Results of a job's decisions: the last one on every key, the proven ones, the ones that ran."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ..store.records import Candidate, Decision, DecisionKey, DecisionKind
 
 
 def since_takeover(decisions: Sequence[Decision]) -> Sequence[Decision]:
-    """Those of the daemon that decided last, of a job's decisions in the order of recording; all where none took over.
+    """The decisions of the daemon that decided last, of a job's decisions in the order of recording.
 
-    By that order, not by time: the clock may have been put back between two daemons. Decisions of one moment have one
-    time.
+    If no daemon took over, these are all decisions. Times are not compared, since the clock may have been put back
+    between two daemons. Decisions of one moment have one time.
     """
     begin = max((at for at, one in enumerate(decisions) if one.kind == DecisionKind.takeover), default=0)
     while begin and decisions[begin - 1].decided_at_s == decisions[begin].decided_at_s:
@@ -20,14 +20,14 @@ def since_takeover(decisions: Sequence[Decision]) -> Sequence[Decision]:
 
 
 def settled_decisions(decisions: Iterable[Decision]) -> dict[DecisionKey, Decision]:
-    """The last decision on every key; the beginning of a trial, and what concerns the whole job, do not count."""
+    """The last decision on every key, without beginnings of trials and decisions on the whole job."""
     return {one.key: one for one in decisions if _is_word(one)}
 
 
 def proven_decisions(decisions: Iterable[Decision]) -> dict[DecisionKey, Decision]:
     """By key the decision that put the setting in force.
 
-    Where a candidate only leads, that of the setting behind it.
+    If a candidate only leads, it is the decision on the setting that the candidate is compared with.
     """
     found: dict[DecisionKey, Decision] = {}
     leads: dict[DecisionKey, Candidate] = {}
@@ -43,10 +43,10 @@ def proven_decisions(decisions: Iterable[Decision]) -> dict[DecisionKey, Decisio
 
 
 def decisions_that_ran(decisions: Iterable[Decision], highest_epoch: int | None) -> list[Decision]:
-    """The decisions whose setting some step ran under; `highest_epoch` is the highest that steps have, None: not known.
+    """The decisions whose setting ran in some step.
 
-    A decision has the epoch of the plan to come. What it proves may run already, on trial by an earlier decision's plan
-    or in alternate windows with others: then none has to come.
+    `highest_epoch` is the highest epoch of steps; None: unknown. A decision has the epoch of the plan to come. Its
+    setting may run already, on trial by an earlier decision's plan or in alternate windows. Then no plan has to come.
     """
     asked_for: dict[tuple[DecisionKey, Candidate], int] = {}
     found = []
@@ -59,7 +59,7 @@ def decisions_that_ran(decisions: Iterable[Decision], highest_epoch: int | None)
 
 
 def n_tried(decisions: Iterable[Decision], highest_epoch: int | None) -> int:
-    """Decisions that began a trial which some step ran under; `highest_epoch` as in `decisions_that_ran`."""
+    """Number of decisions that began a trial which ran in some step; `highest_epoch` as in `decisions_that_ran`."""
     return sum(one.kind == DecisionKind.explore for one in decisions_that_ran(decisions, highest_epoch))
 
 

@@ -1,7 +1,7 @@
-"""Joins what each rank saw of a collective into one measurement.
+"""Joins the ranks' records of a collective into one measurement.
 
-A collective's duration on one rank includes waiting for the slowest rank, so the measurement is the
-shortest duration among the ranks: what the last arrival saw. All of it is numpy over whole blocks.
+A collective's duration on one rank includes waiting for the slowest rank. So the measurement is the shortest duration
+among the ranks, that of the last rank to arrive. All of it is numpy over whole blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ JOIN_TIMEOUT_S: Final = 2.0
 """How long the first rank's record waits for the others'."""
 MAX_PENDING: Final = 400_000
 MOST_KEPT: Final = 2 * MAX_PENDING
-"""When so many wait, those that come are given up: they come faster than they are joined."""
+"""If so many records wait, new ones are given up: they come faster than they are joined."""
 MAX_COMMUNICATORS: Final = 4096
 MAX_REPORTERS: Final = 65536
 
@@ -36,25 +36,25 @@ _SAME_FIELDS: Final = ("n_ranks", "n_nodes", "message_bytes", "epoch", "step", "
 
 
 Witness = Callable[[NDArray[np.void], NDArray[np.uint64], NDArray[np.intp]], None]
-"""Takes records (OBSERVATION, shape (n,)) call by call, their reporters (n,), and where each call begins (m,)."""
+"""Takes records (OBSERVATION, shape (n,)) call by call, their reporters (n,), and the beginning of each call (m,)."""
 
 
 class Joiner:
     """Joins one job's observations.
 
-    A call is complete when all its reporters have sent a record: the ranks of its communicator that are on this
-    node, and one daemon for each other node. How many that is for a communicator is learned from the first timeout
-    after it is settled who reports at all. Calls with fewer records than that are discarded: their shortest duration
-    would include waiting for the last rank.
+    A call is complete when all its reporters have sent a record: the ranks of its communicator that are on this node,
+    and one daemon for each other node. The number of a communicator's reporters is learned from its first timeout after
+    the set of reporters has settled. Calls with fewer records are discarded: their shortest duration would include
+    waiting for the last rank.
     """
 
     def __init__(self, witness: Witness | None = None) -> None:
-        """`witness` is shown the records of the calls that are joined, before only the shortest is kept."""
+        """`witness` gets the records of the calls that are joined, before only the shortest is kept."""
         self.witness = witness
         self.n_partial = 0
         """Records given up because not all ranks reported that collective."""
         self.n_late = 0
-        """Records that came after their collective had been joined, or twice."""
+        """Records that came twice, or after their collective had been joined."""
         self._chunks: list[tuple[int, NDArray[np.void]]] = []
         self._n_new = 0
         self._communicators: dict[int, int] = {}
@@ -67,13 +67,13 @@ class Joiner:
         self._n_members = np.empty(0, np.int64)
 
     def _forget_waiting(self) -> None:
-        # What waits, sorted by code: the calls of all ranks side by side.
+        # Waiting records, sorted by code: the calls of all ranks side by side.
         self._records = np.empty(0, OBSERVATION)
         self._codes = np.empty(0, np.uint64)
         self._arrived_s = np.empty(0, np.float64)
 
     def members_changed(self) -> None:
-        """Ranks came or went: how many report each communicator has to be learned anew."""
+        """Ranks came or went: the number of reporters of each communicator has to be learned anew."""
         self._n_members[:] = 0
 
     def member_is_gone(self) -> None:
@@ -98,17 +98,12 @@ class Joiner:
     def join(
         self, now_s: float, n_reporters: int, *, is_settled: bool = True, give_up: bool = False
     ) -> tuple[NDArray[np.void], int]:
-        """Join the calls that are complete by now.
+        """Join the complete calls: one observation per call, by start, and the number of joined records.
 
         Args:
             now_s: seconds on a clock that never goes back, the same for all calls.
             n_reporters: ranks, and daemons of other nodes, that report to this one or may yet come.
-            is_settled: whether it is known who reports; until then a timeout teaches nothing about a communicator.
-            give_up: wait for no more records.
-
-        Returns:
-            Observations (OBSERVATION, shape (n,)), one per call, in the order the calls started; and the number of
-            records that they were joined from.
+            is_settled: whether the reporters are known; until then a timeout teaches nothing about a communicator.
         """
         self._take_in(now_s)
         if not len(self._codes):
@@ -198,7 +193,7 @@ class Joiner:
         return codes
 
     def _make_room(self, n_communicators: int) -> None:
-        """Most jobs have few communicators, and a daemon may have many jobs: the tables grow as they are needed."""
+        """Tables grow as needed: most jobs have few communicators, and a daemon may have many jobs."""
         n_more = min(n_communicators, MAX_COMMUNICATORS) - len(self._n_members)
         if n_more > 0:
             n_more = min(max(n_more, len(self._n_members), 8), MAX_COMMUNICATORS - len(self._n_members))
@@ -220,7 +215,7 @@ class Joiner:
 def measurements_of(observed: NDArray[np.void]) -> NDArray[np.void]:
     """Joined observations (OBSERVATION, shape (n,)) as MEASUREMENT, shape (m,), m <= n.
 
-    Left out are those of duration 0, and those that the store would refuse.
+    Observations of duration 0, and those that the store would refuse, are left out.
     """
     made = np.zeros(len(observed), MEASUREMENT)
     for name in _SAME_FIELDS:
@@ -228,10 +223,10 @@ def measurements_of(observed: NDArray[np.void]) -> NDArray[np.void]:
     made["duration_us"] = observed["duration_us"]
     pressure = observed["memory_pressure"]
     made["memory_pressure"] = np.where(pressure >= 0, pressure, np.nan)
-    # Symmetric kernels have no algorithm of the cost table: NCCL did not ask, so the plan had no say.
+    # Symmetric kernels have no algorithm of the cost table: NCCL did not ask, so the plan had no effect.
     unasked = (observed["flags"] & FLAG_CAPTURED != 0) | (observed["algorithm"] == NO_ALGORITHM)
     made["is_default"] = (observed["flags"] & FLAG_MATCHED == 0) & ~unasked
-    # Nor did it where the communicator's history did not say which phase a call was in.
+    # The plan had no effect either if the communicator's history did not show the call's phase.
     made["epoch"][unasked | (observed["flags"] & FLAG_OFF_CYCLE != 0)] = UNKNOWN_EPOCH
     good = well_formed(made) & (made["duration_us"] >= LEAST_US)
     return made if good.all() else made[good]

@@ -1,4 +1,4 @@
-"""What a fabric is called by its facts, apart from what the environment of a job made of it."""
+"""The hardware of a fabric by its facts, without a job's environment."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..agent.machine.tunable_variables import PREFIXES
 Facts = Mapping[str, str | int | float | bool]
 
 OF_JOBS: Final = ("fabric_id", "n_nodes", "n_ranks_per_node", "numerics")
-"""What a single job does on a machine."""
+"""Facts that depend on a single job."""
 
 
 def hardware_of(facts: Facts) -> dict[str, str | int | float | bool]:
-    """A machine without variables of NCCL and its network plugins, and without what a single job does."""
+    """The facts of a machine without variables of NCCL and its network plugins, and without facts of a single job."""
     return {name: value for name, value in facts.items() if not name.startswith(PREFIXES) and name not in OF_JOBS}
 
 
@@ -24,10 +24,9 @@ def variables_of(facts: Facts) -> dict[str, str | int | float | bool]:
 
 
 def same_machine(fabrics: Mapping[str, Facts], fabric_id: str) -> str | None:
-    """The newest other fabric of the same hardware, which jobs with other variables of NCCL ran on; None: none did.
+    """The newest other fabric of the same hardware, whose jobs had other variables of NCCL; None: there is none.
 
-    Args:
-        fabrics: facts by fabric_id, the oldest first.
+    `fabrics` are facts by fabric_id, the oldest first.
     """
     hardware = hardware_of(fabrics.get(fabric_id, {}))
     others = [one for one, facts in fabrics.items() if one != fabric_id and hardware_of(facts) == hardware]

@@ -1,4 +1,4 @@
-"""Temporary folders that kill -9 does not leave behind for good: the next folder of the same prefix removes them."""
+"""Temporary folders that are removed even after kill -9: by the next folder of the same prefix."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ class ScratchFolder:
     Its owner holds a lock on it, which the kernel frees however the process ends: a folder without a lock is unused.
     Unused folders of the same `prefix` and user are removed at the start, if there are locks on that file system.
 
-    Args:
-        within: the folder that it is in; None: the one for temporary files.
+    Without `within`, it is in the system's folder for temporary files.
     """
 
     def __init__(self, prefix: str, within: str | None = None) -> None:
@@ -44,7 +43,7 @@ class ScratchFolder:
         self.cleanup()
 
     def cleanup(self) -> None:
-        """Remove it; harmless when done already."""
+        """Remove it; may be called twice."""
         if self._descriptor >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._descriptor)
@@ -65,7 +64,7 @@ def _remove_leftovers(prefix: str, within: str | None) -> None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Whether it is ours from now on; None: its file system has no locks, as NFS may have none."""
+    """Whether the file is locked by us from now on; None: its file system has no locks, as NFS may have none."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

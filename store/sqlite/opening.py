@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import StoreError, StoreLockedError, StoreVersionError, reason
-from ..foreign.regular_file import begin_of
 from ..lockfile import LockFile, LockHeld
 from ..private_folders import make_private, refuse_open_folder
-from .damage.damage import SQLITE_HEADER, Damage, StoreDamage, check_pages, is_damage, remedy
+from .damage.damage import Damage, StoreDamage, check_pages, is_damage, remedy
 from .damage.recovery import Recovered, recover
 from .damage.replacement import (
     clear,
@@ -29,16 +28,15 @@ from .damage.replacement import (
     unfinished,
 )
 from .damage.sound_rows import CELLS, columns_of, show_sound_rows, warn_of_damage
+from .file_kind import ELSEWHERE, refuse_foreign
 from .migrations import APPLICATION_ID, MIGRATIONS_TABLE, READABLE_WITHOUT, all_steps, applied, columns_without, migrate
 from .schema import guarded, has_table, stranger
 
 _log = logging.getLogger("zerotune.store")
 
 BUSY_TIMEOUT_S: Final = 10.0
-_ELSEWHERE: Final = "name another store, in the command or with ZEROTUNE_STORE"
 _LITTLE_ROOM_BYTES: Final = 4 * 2**20
 _TRIES: Final = 3
-_DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 _MOST_MODE: Final = 0o640
 """Permissions that a store's file may keep: its group may read it if somebody allowed that."""
 
@@ -56,7 +54,7 @@ def open_for_writing(path: Path) -> tuple[sqlite3.Connection, LockFile, Damage |
         StoreLockedError: another process has the store open for writing.
         StoreVersionError: a newer zerotune wrote it.
     """
-    refuse_foreign(path)
+    _refuse_foreign(path)
     lock = _lock(path)
     is_new = False
     try:
@@ -73,7 +71,7 @@ def open_for_writing(path: Path) -> tuple[sqlite3.Connection, LockFile, Damage |
             except (sqlite3.Error, OSError, MemoryError) as failure:
                 why = reason(failure)
                 problem = f"store {path} is damaged ({reason(error)}), and a new one cannot be begun: {why}"
-                raise StoreError(problem, "make room there, or " + _ELSEWHERE) from failure
+                raise StoreError(problem, "make room there, or " + ELSEWHERE) from failure
         return connection, lock, damage
     except BaseException:
         if is_new:  # an incomplete store is of no use
@@ -168,7 +166,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     except StoreDamage as error:
         raise StoreError(f"store {path} is damaged: {reason(error)}", remedy(path)) from error
     except (sqlite3.DatabaseError, MemoryError) as error:
-        what_to_do = remedy(path) if is_damage(error) else _ELSEWHERE
+        what_to_do = remedy(path) if is_damage(error) else ELSEWHERE
         raise StoreError(f"store {path} cannot be read: {reason(error)}", what_to_do) from error
 
 
@@ -180,7 +178,7 @@ def open_unchecked(path: Path) -> sqlite3.Connection:
         StoreVersionError: a newer zerotune wrote it.
     """
     _refuse_absent(path)
-    refuse_foreign(path)
+    _refuse_foreign(path)
     with contextlib.ExitStack() as opened:
         try:
             connection = _read_only(path)
@@ -220,7 +218,7 @@ def _finish_replacement(path: Path) -> None:
             kept = put_in_place(path, stamp)
             _log.error("store %s was found damaged before: kept as %s, going on in a new one", path, kept)
     except OSError as error:
-        raise StoreError(f"store {path} cannot be mended: {reason(error)}", _ELSEWHERE) from error
+        raise StoreError(f"store {path} cannot be mended: {reason(error)}", ELSEWHERE) from error
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
@@ -235,14 +233,14 @@ def _read_only(path: Path) -> sqlite3.Connection:
 def _lock(path: Path) -> LockFile:
     try:
         make_private(path.parent)
-        refuse_open_folder(path, "store", _ELSEWHERE)
+        refuse_open_folder(path, "store", ELSEWHERE)
         return LockFile(path.with_name(path.name + ".lock"))
     except LockHeld as held:
         raise StoreLockedError(
-            f"store {path} is in use by `{held.command}` (pid {held.pid})", "stop it, or " + _ELSEWHERE
+            f"store {path} is in use by `{held.command}` (pid {held.pid})", "stop it, or " + ELSEWHERE
         ) from held
     except OSError as error:
-        raise StoreError(f"store directory {path.parent} cannot be written: {error.strerror}", _ELSEWHERE) from error
+        raise StoreError(f"store directory {path.parent} cannot be written: {error.strerror}", ELSEWHERE) from error
 
 
 def _own_file(path: Path) -> None:
@@ -256,15 +254,15 @@ def _own_file(path: Path) -> None:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         file = path.lstat()  # opening and closing it would drop SQLite's locks on it
     except OSError as error:
-        raise StoreError(f"store {path} cannot be opened: {error.strerror}", _ELSEWHERE) from error
+        raise StoreError(f"store {path} cannot be opened: {error.strerror}", ELSEWHERE) from error
     if not stat.S_ISREG(file.st_mode):
-        raise StoreError(f"store {path} cannot be opened: it is no regular file", _ELSEWHERE)
+        raise StoreError(f"store {path} cannot be opened: it is no regular file", ELSEWHERE)
     if file.st_uid != os.getuid():
-        raise StoreError(f"store {path} belongs to user {file.st_uid}", f"be that user, or {_ELSEWHERE}")
+        raise StoreError(f"store {path} belongs to user {file.st_uid}", f"be that user, or {ELSEWHERE}")
     if file.st_nlink > 1:  # each name has a log of its own, whose rows are missing under the other names
         raise StoreError(
             f"store {path} is one file with {file.st_nlink} names (hard links)",
-            f"keep one of them and remove the others, or {_ELSEWHERE}",
+            f"keep one of them and remove the others, or {ELSEWHERE}",
         )
     if (mode := stat.S_IMODE(file.st_mode)) & ~_MOST_MODE:
         path.chmod(mode & _MOST_MODE)
@@ -316,11 +314,11 @@ def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreDamage(f"its schema has {found}")
     taken = _applied(connection)
     if n_tables and not taken and application_id != APPLICATION_ID:
-        raise StoreError(f"{path} is a database of another application", _ELSEWHERE)
+        raise StoreError(f"{path} is a database of another application", ELSEWHERE)
     if unknown := [name for name in taken if name not in all_steps()]:
         raise StoreVersionError(
             f"store {path} was written by a newer zerotune (it has schema step {unknown[-1]})",
-            "install that version, or " + _ELSEWHERE,
+            "install that version, or " + ELSEWHERE,
         )
 
 
@@ -352,20 +350,17 @@ def cannot_be_opened(path: Path, error: sqlite3.Error | MemoryError) -> StoreErr
     with contextlib.suppress(OSError):  # SQLite reports a full disk as full, or as "disk I/O error"
         if (free_bytes := shutil.disk_usage(path.parent).free) < _LITTLE_ROOM_BYTES:
             room = f" ({free_bytes:,} bytes are free on its disk)"
-    return StoreError(f"store {path} cannot be opened: {reason(error)}{room}", _ELSEWHERE)
+    return StoreError(f"store {path} cannot be opened: {reason(error)}{room}", ELSEWHERE)
 
 
 def _refuse_absent(path: Path) -> None:
     if not path.is_file():
         problem = f"{path} is no regular file" if path.exists() else f"there is no store at {path}"
-        raise StoreError(problem, "run a job first, or " + _ELSEWHERE)
+        raise StoreError(problem, "run a job first, or " + ELSEWHERE)
     if not path.stat().st_size and not path.with_name(path.name + "-wal").exists():
-        raise StoreError(f"store {path} is empty", "run a job first, or " + _ELSEWHERE)
+        raise StoreError(f"store {path} is empty", "run a job first, or " + ELSEWHERE)
 
 
-def refuse_foreign(path: Path) -> None:
-    """Refuse a mistyped path: a file that is no database by its first bytes and its name."""
-    if path.is_file() and path.suffix not in _DATABASE_SUFFIXES and not is_set_aside(path):
-        begin = begin_of(path, len(SQLITE_HEADER))
-        if begin and begin != SQLITE_HEADER:
-            raise StoreError(f"{path} is no zerotune store", _ELSEWHERE)
+def _refuse_foreign(path: Path) -> None:
+    if not is_set_aside(path):
+        refuse_foreign(path)

@@ -17,9 +17,9 @@ import msgspec
 
 from ..errors import StoreError, reason
 from ..foreign.regular_file import begin_of
-from .damage.damage import SQLITE_HEADER
 from .damage.recovery import Recovered, reading, recover
 from .damage.replacement import unfinished
+from .file_kind import SQLITE_HEADER
 from .migrations import APPLICATION_ID, migrate
 from .opening import held, open_unchecked, replace
 from .schema import stranger

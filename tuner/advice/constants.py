@@ -46,8 +46,9 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     compute_spread: float = 0.36
     """Spread of the logarithm of a step's time: nine of ten fitted runs are within it."""
     generation_spread: float = 0.24
-    """What is added to it, as a square, on GPUs of a generation without a share of its own: by so much the logarithms
-    of Ampere's and Hopper's differ."""
+    """Spread that is added to it, as a square, on GPUs of a generation without a share of its own: by so much the
+    logarithms of Ampere's and Hopper's differ.
+    """
     network_spread: float = 0.4
     """Spread of the logarithm of communication time, 90 %; assumed."""
     narrowed: float = 0.25
@@ -56,11 +57,13 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """Of the logarithm of two configurations' ratio, 90 %: pairs of the published runs not set aside, of one publisher,
     model and kind of GPU (`python -m benchmarks advise_error`: comparison_error_p90)."""
     overlap_error: float = 0.18
-    """Share by which the logarithm of a gain is off, 90 % of gains above 5 %, where only bucket or prefetch differ: on
-    the emulated fabrics that are not set aside (measured once, November 2026)."""
+    """Share by which the logarithm of a gain is off, 90 % of gains above 5 %, if only bucket or prefetch differ: on the
+    emulated fabrics that are not set aside (measured once, November 2026).
+    """
     overlap_floor: float = 0.03
-    """What is added to it, for small gains: so that on those three fabrics, which are few, 95 % of all gains lie in
-    their ranges."""
+    """Error that is added to it, for small gains: so that on those three fabrics, which are few, 95 % of all gains lie
+    in their ranges.
+    """
 
     @property
     def fillable_memory(self) -> float:

@@ -96,7 +96,7 @@ class Measured(NamedTuple):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """A model, a cluster, and what the training script uses."""
+    """A model, a cluster, and the settings of the training script."""
 
     shape: ModelShape
     cluster: Cluster

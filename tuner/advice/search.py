@@ -171,7 +171,7 @@ def _refined(problem: Problem, base: ZeroConfiguration) -> ZeroConfiguration:
 
 
 def _fits_nowhere(problem: Problem, wanted: Wanted) -> UserError:
-    """The error if nothing fits: what is missing, and the least changes that would fit."""
+    """The error if nothing fits: the missing memory, and the least changes that would fit."""
     cluster, gpu = problem.cluster, problem.cluster.gpu
     kinds = [_thriftiest(kind) for kind in _kinds(problem, wanted)]
     if not kinds:

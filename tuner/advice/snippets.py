@@ -20,8 +20,7 @@ _SPLIT: Final = (
 def snippet(framework: str, configuration: ZeroConfiguration, shape: ModelShape, n_groups: int, precision: str) -> str:
     """The snippet to paste: Python, or JSON for DeepSpeed; `n_groups` are the data-parallel ranks.
 
-    Raises:
-        UserError: there is no such framework.
+    Raises UserError for an unknown framework.
     """
     if framework not in FRAMEWORKS:
         raise UserError(f"{framework!r} is no framework that is known here", f"name one of {', '.join(FRAMEWORKS)}")

@@ -31,8 +31,7 @@ STAGE_NAMES = {0: "baseline", 1: "P_os", 2: "P_os+g", 3: "P_os+g+p"}
 def optimizer_multiplier(optimizer: str = "adam", precision: str = "bf16") -> int:
     """K: bytes of optimizer state per parameter; mixed precision adds an fp32 copy of the weights.
 
-    Raises:
-        ValueError: the table does not have the optimizer or precision.
+    Raises ValueError for an unknown optimizer or precision.
     """
     if optimizer not in OPTIMIZER_STATES:
         raise ValueError(f"optimizer is {optimizer!r}; it must be one of {', '.join(OPTIMIZER_STATES)}")
@@ -66,19 +65,12 @@ def model_states(
     gradient_precision: str | None = None,
     n_model_parallel: int = 1,
 ) -> ModelStates:
-    """Model states per rank (paper, section 5); stage 0 is plain data parallelism.
+    """Bytes of model states on one of N_d ranks (paper, section 5); stage 0 is plain data parallelism.
 
     Args:
-        n_parameters: Ψ of the whole model.
-        stage: 0 to 3.
-        n_ranks: N_d, the ranks that ZeRO shards over.
-        precision: precision of the weights in training: "fp32", "bf16" or "fp16".
-        optimizer: e.g. "adam", see `optimizer_multiplier`.
-        gradient_precision: precision of accumulated gradients, e.g. "fp32" for bf16 weights; None: as `precision`.
+        precision: of the weights in training: "fp32", "bf16" or "fp16".
+        gradient_precision: of accumulated gradients, e.g. "fp32" for bf16 weights; None: as `precision`.
         n_model_parallel: ranks that split the model before ZeRO shards each part.
-
-    Returns:
-        Bytes on one rank.
 
     Raises:
         ValueError: a stage other than 0 to 3, fewer than one rank, an unknown optimizer or precision.
@@ -99,20 +91,9 @@ def model_states(
 
 
 def largest_model(memory_bytes: float, stage: int, n_ranks: int, *, n_model_parallel: int = 1, **kinds: str) -> float:
-    """Most parameters whose model states fit into `memory_bytes` per rank (paper, table 2).
+    """Most parameters whose model states fit into `memory_bytes` per rank (paper, table 2); raises as `model_states`.
 
-    Args:
-        memory_bytes: one rank's memory for model states.
-        stage: 0 to 3.
-        n_ranks: N_d, the ranks that ZeRO shards over.
-        n_model_parallel: ranks that split the model before ZeRO shards each part.
-        kinds: `precision`, `optimizer` and `gradient_precision` of `model_states`.
-
-    Returns:
-        Parameters of the whole model.
-
-    Raises:
-        ValueError: as `model_states`.
+    `kinds` are the `precision`, `optimizer` and `gradient_precision` of `model_states`.
     """
     per_parameter = model_states(1.0, stage, n_ranks, **kinds).total_bytes  # type: ignore[arg-type]
     return n_model_parallel * memory_bytes / per_parameter
@@ -160,12 +141,7 @@ def table_2(memory_gb: float = 32.0, n_ranks: int = 64) -> list[tuple[int, int, 
 def sent_elements(n_parameters: float, stage: int) -> float:
     """Elements that one rank sends per step (paper, section 7): 2Ψ, and 3Ψ in stage 3, which gathers twice.
 
-    Args:
-        n_parameters: Ψ of one rank's model.
-        stage: 0 to 3.
-
-    Returns:
-        Elements, whatever their precision; an all-reduce counts as its reduce-scatter and its all-gather.
+    An all-reduce counts as its reduce-scatter and its all-gather.
 
     Raises:
         ValueError: a stage other than 0 to 3.

@@ -35,7 +35,7 @@ class Visitor:
             self._connection.send(json.dumps(words).encode() + b"\n")
 
     def fileno(self) -> int:
-        """A descriptor; it is readable once the visitor has left or has sent something, which is not expected."""
+        """A descriptor; it is readable once the visitor has left or, unexpectedly, has sent something."""
         return self._connection.fileno()
 
     def leave(self) -> None:
@@ -47,8 +47,7 @@ class Door:
     """Listens at construction.
 
     Args:
-        folder: root's folder for the socket.
-        group: number of the group whose members may connect; None: all users may.
+        group: gid of the group whose members may connect; None: all users may.
 
     Raises:
         UserError: another service is there, or the socket cannot be made.
@@ -80,11 +79,7 @@ class Door:
         return self._socket.fileno()
 
     def visitor(self) -> Visitor | None:
-        """The next visitor; None: nobody waits.
-
-        Raises:
-            OSError: the connection cannot be accepted.
-        """
+        """The next visitor; None: nobody waits. OSError: the connection cannot be accepted."""
         try:
             return Visitor(self._socket.accept()[0])
         except (BlockingIOError, ConnectionError):

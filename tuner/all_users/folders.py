@@ -65,16 +65,10 @@ class Folders(NamedTuple):
 
 
 def make_for(user: User, runtime: Path, state: Path, share: Share) -> Folders:
-    """Make a user's missing folders.
-
-    Args:
-        runtime: the service's folder for sockets.
-        state: the service's folder for stores.
-        share: with whom the user shares knowledge.
+    """Make a user's missing folders below the service's folders for sockets (`runtime`) and for stores (`state`).
 
     Raises:
         UserError: a folder exists that is not this user's.
-        OSError: a folder cannot be made.
     """
     own = str(user.uid)
     made = Folders(runtime / own, state / own, _pool(user, state, share))
@@ -88,8 +82,7 @@ def make_for(user: User, runtime: Path, state: Path, share: Share) -> Folders:
 def make_roots(runtime: Path, state: Path) -> None:
     """Make the service's own folders, which root owns and all users may enter.
 
-    Raises:
-        UserError: a folder cannot be made, or is another user's.
+    Raises UserError if a folder cannot be made, or is another user's.
     """
     for folder in (runtime, state, state / POOLS):
         try:
@@ -100,10 +93,9 @@ def make_roots(runtime: Path, state: Path) -> None:
 
 
 def refuse_lent(uid: int, path: Path = Path("/etc/subuid")) -> None:
-    """Refuse a subordinate uid of a user's containers: otherwise thousands of these would count as users.
+    """Refuse, with a UserError, a subordinate uid of a user's containers.
 
-    Raises:
-        UserError: it is a subordinate uid.
+    Otherwise thousands of these would count as users.
     """
     try:
         lines = read_file(path, MAX_LIST_BYTES).decode(errors="replace").splitlines()
@@ -117,11 +109,7 @@ def refuse_lent(uid: int, path: Path = Path("/etc/subuid")) -> None:
 
 
 def group_id(name: str) -> int:
-    """The gid of a group.
-
-    Raises:
-        UserError: there is no such group.
-    """
+    """The gid of a group; UserError if there is none."""
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError as error:

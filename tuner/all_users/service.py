@@ -59,7 +59,7 @@ class Policy(NamedTuple):
 
 
 class _Place:
-    """One user's daemon, if it has a process, and the visitors that wait for it."""
+    """One user's daemon, if it has a process, and its waiting visitors."""
 
     def __init__(self) -> None:
         self.daemon: UserDaemon | None = None
@@ -91,13 +91,10 @@ class _Place:
 class AllUsers:
     """Serves until `stop`. The loop waits only for its selector, since users may stop any process of theirs.
 
-    Args:
-        runtime: folder for sockets.
-        state: folder for stores.
-        policy: what the administrator chose.
+    `runtime` is the folder for sockets, `state` the one for stores.
 
     Raises:
-        UserError: the folders or the door cannot be made.
+        UserError: the folders or the socket for requests cannot be made.
     """
 
     def __init__(self, runtime: Path, state: Path, policy: Policy) -> None:
@@ -311,16 +308,7 @@ class AllUsers:
 
 
 def serve_all_users(runtime: Path, state: Path, policy: Policy, on_ready: Callable[[], None]) -> None:
-    """Run the service until SIGTERM or SIGINT.
-
-    Args:
-        runtime: folder for sockets.
-        state: folder for stores.
-        policy: what the administrator chose.
-
-    Raises:
-        UserError: the folders or the door cannot be made.
-    """
+    """Run the service until SIGTERM or SIGINT; raises as `AllUsers`."""
     service = AllUsers(runtime, state, policy)
     with _signals(service):
         on_ready()

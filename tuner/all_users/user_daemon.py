@@ -14,15 +14,9 @@ SAFE_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS", "OPENBLAS
 
 
 class UserDaemon(UserProcess):
-    """Starts at construction.
+    """Starts at construction; OSError if no process can be started.
 
     `ready_fd` is readable once the daemon serves (one byte), or has ended before that (no byte).
-
-    Args:
-        options: further arguments of `zerotune daemon`.
-
-    Raises:
-        OSError: no process can be started.
     """
 
     def __init__(self, user: User, folders: Folders, options: Sequence[str]) -> None:

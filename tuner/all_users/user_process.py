@@ -26,13 +26,10 @@ _MAX_FILES: Final = 2**31 - 1
 class UserProcess:
     """Starts at construction, in a session of its own, in `/`. It inherits only the descriptors in the arguments.
 
-    Args:
-        output: descriptor of its standard output; None: it has none.
-        keep: a further descriptor that it inherits.
-        log: the user's file for its standard error, truncated as that user; None: it has none.
+    Raises OSError if no process can be started.
 
-    Raises:
-        OSError: no process can be started.
+    Args:
+        log: the user's file for its standard error, truncated as that user; None: it has none.
     """
 
     def __init__(
@@ -108,13 +105,9 @@ def _become(
 
 
 class _ReadProcess:
-    """A user's process whose output is read; starts at construction.
+    """A user's process whose output is read until `ends_at_s`; starts at construction.
 
-    Args:
-        ends_at_s: time by which its output must have ended.
-
-    Raises:
-        OSError: no process can be started.
+    Raises OSError if no process can be started.
     """
 
     def __init__(self, user: User, command: Sequence[str], environment: Mapping[str, str], ends_at_s: float) -> None:
@@ -145,19 +138,10 @@ def outputs_of(
     max_bytes: int,
     at_once: int,
 ) -> dict[User, bytes]:
-    """Outputs of commands of several users, without those that print too much or take too long.
+    """Outputs of the users' commands that end by themselves, without those that print too much or take too long.
 
-    Each command has its own time limit, so no user's command delays or shortens another's.
-
-    Args:
-        timeout_s: time after which a running command is killed.
-        max_bytes: longest output of one command.
-
-    Returns:
-        By user, the output of commands that ended by themselves.
-
-    Raises:
-        OSError: no process can be started.
+    Each command has its own time limit, so no user's command delays or shortens another's. Raises OSError if no process
+    can be started.
     """
     outputs: dict[User, bytes] = {}
     waiting: list[tuple[User, Sequence[str]]] = list(commands.items())[::-1]

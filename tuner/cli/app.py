@@ -86,10 +86,9 @@ def _options(
 
 @cache
 def command_line(asked: str | None = None) -> Any:
-    """The application with all commands.
+    """The application with all commands; only the `asked` one gets its options. "": none does, as for a list of all.
 
-    Args:
-        asked: the only command that needs its options; "": none, as for a list of all; None: all.
+    Without `asked`, all commands get theirs.
     """
     found = typer.main.get_command(app if asked is None else _with_options_of(asked))
     _name_values([found])

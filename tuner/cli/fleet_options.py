@@ -62,14 +62,7 @@ BookKey = Annotated[
 
 
 def fleet_arguments(fleet: str | None, contributor: str | None, book: str | None, book_key: str | None) -> list[str]:
-    """The given options as arguments of a command line.
-
-    Args:
-        fleet: URL below which measurements are written.
-        book_key: public key that must have signed the book.
-
-    Returns:
-        Words of the command line.
+    """The given options as words of a command line.
 
     Raises:
         UserError: an option was given without another one that it needs.
@@ -83,11 +76,7 @@ def fleet_arguments(fleet: str | None, contributor: str | None, book: str | None
 
 
 def refuse_impossible(fleet: str | None, book: str | None, book_key: str | None) -> None:
-    """Check that a daemon could use these options.
-
-    Args:
-        fleet: URL below which measurements are written.
-        book_key: public key that must have signed the book.
+    """Check that a daemon could use these options: the URL of measurements, and the key that must have signed the book.
 
     Raises:
         UserError: packages are missing, or there is no such protocol or key.
@@ -103,14 +92,9 @@ def refuse_impossible(fleet: str | None, book: str | None, book_key: str | None)
 
 
 def shelf_of(book: str | None, book_key: str | None, store_file: Path | None = None) -> Shelf | None:
-    """The shelf with a daemon's book; None without a book.
+    """The shelf with a daemon's book; None without a book. Raises as `refuse_impossible`.
 
-    Args:
-        book_key: public key that must have signed the book; given with `book`.
-        store_file: the daemon's store.
-
-    Raises:
-        UserError: packages are missing, or there is no such protocol or key.
+    `book_key` must be given with `book`. `store_file` is the daemon's store.
     """
     if book is None or book_key is None:
         return None
@@ -126,14 +110,10 @@ def shelf_of(book: str | None, book_key: str | None, store_file: Path | None = N
 
 
 def fleet_writer(fleet: str | None, contributor: str | None, store: Path) -> FleetWriter | None:
-    """The writer of a daemon's measurements for other nodes; None: they are not shared.
+    """The writer of a daemon's measurements for other nodes, with a running thread; None: they are not shared.
 
-    Args:
-        contributor: the contributor's name; None: the host's name.
-        store: the daemon's store; the key for signatures is beside it, and is made at the first use.
-
-    Returns:
-        The writer; its thread has started.
+    The key for signatures is beside the store, and is made at the first use. Without `contributor`, the host's name is
+    used.
 
     Raises:
         UserError: packages are missing, or the URL or the key cannot be written.

@@ -1,4 +1,4 @@
-"""The output of `zerotune` without a command: what to do next on this machine."""
+"""The output of `zerotune` without a command: the next useful commands on this machine."""
 
 from __future__ import annotations
 

@@ -18,13 +18,9 @@ _SIDE_FILES: Final = ("-wal", "-shm", "-journal", ".lock")
 
 
 def output_file(path: Path, *, over_database: bool = False) -> Path:
-    """A path that can be written to.
+    """A path that can be written to; UserError for a folder, a trace, or a database or its side file.
 
-    Args:
-        over_database: whether the path may be a database.
-
-    Raises:
-        UserError: it is a folder, a database or its side file, or a trace.
+    A database is allowed with `over_database`.
     """
     from ...store.trace_format import TRACE_SUFFIX
 

@@ -18,14 +18,9 @@ _WRITTEN: Final = re.compile(
 
 
 def parse_bytes(text: str, *, plain_unit: int = 1) -> int:
-    """The number of bytes that `text` names, at least 1.
+    """The number of bytes, at least 1, that `text` names, in `plain_unit` bytes if it has no unit.
 
-    Args:
-        text: a number, with or without a unit.
-        plain_unit: unit of a number without a unit, in bytes.
-
-    Raises:
-        ValueError: it is no size; the message shows the text and how to write sizes.
+    Raises ValueError with the text and how to write sizes.
     """
     found = _WRITTEN.fullmatch(text.strip())
     if found is None:

@@ -88,12 +88,8 @@ def brain_settings(
     """The settings of these options; missing ones have the defaults of `BrainSettings`.
 
     Args:
-        budget_percent: what trials may cost, in percent of training time, above 0 and up to 100.
+        budget_percent: in percent of training time, above 0 and up to 100.
         memory_threshold: share of device memory above which nothing is added, above 0 and up to 1.
-        numerics: which results may change.
-
-    Returns:
-        The settings for a daemon's brains.
 
     Raises:
         UserError: a value is out of range, or options contradict each other.
@@ -139,16 +135,7 @@ def given_arguments(
     tune_for: int | None = None,
     compare: int | None = None,
 ) -> list[str]:
-    """The given options as arguments of a command line.
-
-    Args:
-        budget_percent: as for `brain_settings`; None: not given.
-        memory_threshold: as for `brain_settings`; None: not given.
-        numerics: as for `brain_settings`.
-
-    Returns:
-        Words of the command line.
-    """
+    """The given options, as in `brain_settings`, as words of a command line."""
     words = [] if budget_percent is None else ["--budget-percent", str(budget_percent)]
     words += [] if memory_threshold is None else ["--memory-threshold", str(memory_threshold)]
     words += ["--no-explore"] if no_explore else []

@@ -15,7 +15,6 @@ from ...store import wire
 from ...store.errors import UserError
 from ...store.foreign.own_python import python_with
 from ...store.private_folders import make_private, refuse_open_folder
-from ...store.sqlite.opening import refuse_foreign
 from .holders import holder_of
 from .status import fetch_status
 
@@ -44,11 +43,7 @@ def start_in_background(
 ) -> subprocess.Popen[bytes]:
     """Start a daemon in a session of its own and wait until it answers.
 
-    Args:
-        endpoint: address to listen at; no other daemon may have it.
-        idle_exit_s: the daemon ends by itself after this time without a message of any rank.
-        log_path: file to append its output to; default: `.daemon.log` beside the store.
-        options: further arguments of `zerotune daemon`.
+    Its arguments are those of `ensure_daemon`.
 
     Raises:
         UserError: it does not answer within START_TIMEOUT_S, or another daemon does.
@@ -74,25 +69,22 @@ def ensure_daemon(
     log_path: Path | None = None,
     options: Sequence[str] = (),
 ) -> tuple[wire.StatusReply, subprocess.Popen[bytes] | None]:
-    """Like `start_in_background`, for several commands at once: all get the daemon that took the address.
+    """Like `start_in_background`, for several commands at once: all get the answer of the daemon that took the address.
+
+    The process is None if another command started the daemon.
 
     Args:
         idle_exit_s: the daemon ends by itself after this time without a message of any rank.
-        log_path: file to append its output to; default: `.daemon.log` beside the store.
-        options: further arguments of `zerotune daemon`.
-
-    Returns:
-        The serving daemon's answer, and its process (None if another command started it).
+        log_path: appended to; None: `.daemon.log` beside the store.
 
     Raises:
         SlowDaemonError: no daemon answers within START_TIMEOUT_S; the started one runs on.
-        UserError: the started one ended (the message has its log's last line), its log cannot be written, or its
-            folder is writable for all users.
+        UserError: the started one ended (with its log's last line), or its log or folder is unsafe or cannot be
+            written.
     """
     command = [*python_with("zerotune.tuner.cli"), "daemon", "--endpoint", endpoint]
     command += ["--store", str(store_path), "--idle-exit", str(idle_exit_s), *options]
     log = (log_path or store_path.with_suffix(".daemon.log")).absolute()
-    refuse_foreign(store_path)
     try:
         make_private(log.parent)
         refuse_open_folder(log, "log", _ELSEWHERE)

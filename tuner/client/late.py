@@ -29,7 +29,7 @@ def late(lateness: Lateness) -> Iterator[str]:
 
 
 def limits(lateness: Lateness) -> str:
-    """What tuning can and cannot do about lateness; empty without late ranks."""
+    """The effects that tuning can and cannot have on lateness; empty without late ranks."""
     if not lateness.late or not lateness.wait_us:
         return ""
     share = lateness.wait_share

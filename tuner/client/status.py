@@ -73,14 +73,7 @@ def exposure_text(exposure: Exposure) -> str:
 
 
 def workload(stage: Stage, missing: MissingEvidence = MissingEvidence.nothing) -> str:
-    """The kind of training of a job in words, or why it is not known.
-
-    Args:
-        missing: the missing evidence if no stage is known.
-
-    Returns:
-        Words that follow the job's ranks in `zerotune status`.
-    """
+    """The kind of training of a job, in words that follow the job's ranks, or why it is not known."""
     if stage is not Stage.unknown:
         return f"workload {stage.name}"
     words = "workload not recognised" + (" yet" if missing is MissingEvidence.too_early else "")
@@ -107,7 +100,7 @@ def in_words(missing: MissingEvidence) -> str:
 
 
 def may_try(options: wire.DaemonOptions) -> str:
-    """What a daemon may try, as options of `zerotune daemon`."""
+    """The limits of a daemon's trials, as options of `zerotune daemon`."""
     budget = f"--budget-percent {options.budget_percent:g}" if options.explore else "--no-explore"
     shadow = " --shadow (nothing that is decided is carried out)" if options.shadow else ""
     exact = " --numerics exact" if options.exact else ""

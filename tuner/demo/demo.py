@@ -76,15 +76,10 @@ class DemoRun:
 
 
 def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_STEPS) -> None:
-    """Train without and with the agent, print the comparison, and leave a report and a store.
-
-    Args:
-        out: folder for `report.html`, `store.db`, traces and logs; created if missing.
-        fabric: name or path of a fabric file of the emulated NCCL.
+    """Train without and with the agent, print the comparison, and leave a report and a store in `out`.
 
     Raises:
-        UserError: `out` cannot be written, a run failed (the message has its log's last line), its ranks did not
-            reach the daemon, or the runs' losses differ.
+        UserError: `out` cannot be written, a run failed or did not reach the daemon, or the runs' losses differ.
     """
     fabrics.load(fabric)  # report a wrong name before anything is written
     modelled = release(os.environ)
@@ -252,12 +247,7 @@ def _print_comparison(console: Console, off: DemoRun, on: DemoRun) -> None:
 
 
 def why_other(step_us: float, exposed_us: float) -> str:
-    """Why a step's gain differs from that of its exposed communication; empty below a microsecond.
-
-    Args:
-        step_us: time that a step saves.
-        exposed_us: time that its exposed communication saves.
-    """
+    """Why a saved step time differs from the saved exposed communication; empty below a microsecond."""
     rest_us = step_us - exposed_us
     if abs(rest_us) < 1.0:
         return ""
@@ -269,11 +259,7 @@ def why_other(step_us: float, exposed_us: float) -> str:
 
 
 def print_decisions(console: Console, decisions: list[Decision], here: Medians, everywhere: Medians) -> None:
-    """Print the decision for each key beside its measurements.
-
-    Args:
-        everywhere: medians of all the store's measurements on the fabric.
-    """
+    """Print the decision for each key beside its measurements, and medians of all jobs on the fabric."""
     table = Table("collective, phase", "message", "NCCL's own", "zerotune", title="Decisions, measured medians")
     settled = settled_decisions(decisions)
     if not settled:
@@ -321,13 +307,7 @@ def _print_checks(console: Console, off: DemoRun, on: DemoRun, n_explored: int, 
 
 
 def write_summaries(out: Path, fabric: str, off: DemoRun, on: DemoRun) -> None:
-    """Write both runs to `out` in the format of `zerotune report --summary`, with their losses.
-
-    Args:
-        out: folder for `off.json` and `on.json`.
-        fabric: name of both runs' fabric.
-        off: the run without the agent.
-    """
+    """Write `off.json` and `on.json` in the format of `zerotune report --summary`, with their losses."""
     for name, run in (("off", off), ("on", on)):
         steps = [{**step, "loss_hex": loss} for step, loss in zip(run.steps, run.loss_hex[1:], strict=False)]
         document = {

@@ -44,8 +44,7 @@ class Progress:
     def wait(self, process: subprocess.Popen[bytes], stalls_after_s: float, check: Callable[[], None]) -> int:
         """Show progress until the process ends, and call `check` now and then; return the exit code.
 
-        Raises:
-            TimeoutError: no step has ended for `stalls_after_s`.
+        Raises TimeoutError if no step has ended for `stalls_after_s`.
         """
         n_before, until_s = 0, time.monotonic() + stalls_after_s
         while True:

@@ -43,11 +43,7 @@ class Asked(msgspec.Struct, frozen=True):
 def ask(launcher: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str], limit_s: float) -> Asked:
     """Run the launcher, and read the lines of facts in its output; other lines are left out.
 
-    Args:
-        arguments: options of `zerotune doctor` on each node.
-
-    Raises:
-        UserError: there is no such launcher.
+    `arguments` are options of `zerotune doctor` on each node. Raises UserError if there is no such launcher.
     """
     if shutil.which(launcher[0]) is None:
         raise UserError(f"{launcher[0]!r} is not there", "give the launcher after `--`, such as `srun -N 4`")

@@ -63,20 +63,12 @@ def ok(code: str, found: str) -> Finding:
 
 
 def warning(code: str, found: str, remedy: str) -> Finding:
-    """A finding with which tuning works, but less well than it could.
-
-    Args:
-        found: the actual state.
-    """
+    """A finding with which tuning works, but less well than it could; `found` is the actual state."""
     return Finding(code, Status.warning, found, remedy)
 
 
 def problem(code: str, found: str, remedy: str) -> Finding:
-    """A finding with which no job is tuned.
-
-    Args:
-        found: the actual state.
-    """
+    """A finding with which no job is tuned; `found` is the actual state."""
     return Finding(code, Status.problem, found, remedy)
 
 

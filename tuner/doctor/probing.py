@@ -33,9 +33,8 @@ class Probed(msgspec.Struct, frozen=True):
     """The result of loading a library."""
 
     path: str = ""
-    """Where the dynamic loader found it; empty if it was not loaded."""
+    """Path at which the dynamic loader found it; empty if it was not loaded."""
     symbols: tuple[str, ...] = ()
-    """The requested symbols that it has."""
     nccl_version: int = 0
     """The result of ncclGetVersion; 0 without that function."""
     error: str = ""

@@ -1,6 +1,6 @@
 """Changes of the environment that are worth trying: a curated list, and the reader of a user's own list.
 
-No change affects what a job computes, its peers, or which code it loads. The order of sums may change, as between two
+No change affects a job's results, its peers, or the code that it loads. The order of sums may change, as between two
 releases of NCCL. Names, defaults and releases are from the documentation and sources of NCCL, libfabric and the OFI
 plugin.
 """
@@ -101,10 +101,8 @@ def candidates_for(
 ) -> list[Candidate]:
     """The curated changes for a machine in the order of trials: second values of variables come last.
 
-    Args:
-        hardware: the description that belongs to a fabric_id.
-        nccl_version: as NCCL encodes it; 0: no NCCL.
-        set_by_user: names of variables that must not change.
+    `hardware` is the description that belongs to a fabric_id. An `nccl_version` of 0 is no NCCL. Variables in
+    `set_by_user` must not change.
     """
     places = set(_places(hardware, is_multi_node))
     offers = [

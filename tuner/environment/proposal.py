@@ -31,13 +31,8 @@ def propose(
 ) -> Proposal:
     """The variables of this start; a training's first start runs with the usual environment.
 
-    Args:
-        name: the job's name, which all its starts share; None: they share the command.
-        own: the user's list, in place of the curated one.
-        environment: environment of the launch; its variables do not change.
-
-    Raises:
-        StoreError: the store cannot be read.
+    Starts of a job share its name, or else its command. Variables of the launch's `environment` do not change. The
+    user's `own` list takes the place of the curated one.
     """
     training = training_id(command, name)
     if not store_file.exists():
@@ -57,9 +52,7 @@ def propose(
 def candidates(known: History, taken: Mapping[str, str], own: Sequence[Candidate] | None = None) -> list[Candidate]:
     """The changes that may be tried on the history's machine, the most promising first.
 
-    Args:
-        taken: variables that are set already; they do not change.
-        own: the user's list, in place of the curated one.
+    Variables in `taken` are set already and do not change. The user's `own` list takes the place of the curated one.
     """
     if own is not None:
         return [one for one in own if one.variable not in taken]

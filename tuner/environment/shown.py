@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def known(store_file: Path, job: str | None) -> History:
-    """All starts of a job's training; of the newest such training if `job` is None.
-
-    Raises:
-        UserError: there is no such job.
-    """
+    """All starts of a job's training; of the newest such training if `job` is None. UserError: there is no such job."""
     with Store.open(store_file, read_only=True) as store:
         newest_first = [one for one in store.jobs()[::-1] if one.training]
         asked = [one for one in newest_first if job in (None, one.job_id, one.name)]
@@ -35,7 +31,7 @@ def known(store_file: Path, job: str | None) -> History:
             which = "no job" if job is None else f"no job {job!r}"
             raise UserError(
                 f"{which} in {store_file} was started with --tune-environment",
-                "start a training with `zerotune launch --tune-environment` a few times",
+                "start a training with `zerotune launch --tune-environment`",
             )
         return history(store, training)
 

@@ -5,15 +5,13 @@ between jobs. A Kalman filter estimates level and effects. The noise is estimate
 so all posteriors are Student's t. The rules are:
 
 - Each job tries one change, in addition to kept ones or instead of another value of its variable. The usual environment
-  runs first, and again after two trials.
-- The best trial has the highest expected gain over `HORIZON_JOBS`, less its own expected loss.
-- Trials may lose a share of the time of all jobs, or of as many as the horizon has. The expected loss counts even if
-  the actual one was smaller: otherwise trials would go on until a large loss exceeds the share several times.
-- A change is kept once its gain is certain, but never after a single job. Error levels over all changes and looks sum
-  to `FALSE_SHARE`. A change is dropped if it turns out to be slower.
-- If a job fails under a change, the change is never tried again.
-- An untried change promises what it did to calls on other nodes, if a book says that. Half of it is expected to reach
-  the step, and all of what it may lose.
+runs first, and again after two trials. - The best trial has the highest expected gain over `HORIZON_JOBS`, less its own
+expected loss. - Trials may lose a share of the time of all jobs, or of as many as the horizon has. The expected loss
+counts even if the actual one was smaller: otherwise trials would go on until a large loss exceeds the share several
+times. - A change is kept once its gain is certain, but never after a single job. Error levels over all changes and
+looks sum to `FALSE_SHARE`. A change is dropped if it turns out to be slower. - If a job fails under a change, the
+change is never tried again. - An untried change promises its effect on calls of other nodes, if a book has that. Half
+of a gain is expected to reach the step, and all of a loss.
 """
 
 from __future__ import annotations
@@ -116,10 +114,8 @@ def next_job(
 ) -> Choice:
     """The next job's variables; equal for equal history and candidates.
 
-    Args:
-        history: jobs of one training on one machine, oldest first.
-        candidates: changes in the order of trials.
-        loss_share: share of jobs' time that trials may lose.
+    The history has the oldest job first; candidates come in the order of trials. `loss_share` is the share of jobs'
+    time that trials may lose.
     """
     return _Evidence(history, elsewhere).choice([str(one) for one in candidates], loss_share)
 
@@ -281,7 +277,7 @@ class _Evidence:
         return max(self._lost_us, self._staked_us) + loss * job_us <= budget_us
 
     def finding(self, change: str) -> Finding:
-        """What is known of a change."""
+        """The measured effect of a change."""
         is_banned, is_kept = change in self.banned, change in self._kept
         why = "a job failed under it" if is_banned else "proven" if is_kept else ""
         if self._silent[change] >= MOST_SILENT:

@@ -32,14 +32,11 @@ NO_GROUPS: Final[Groups] = MappingProxyType({})
 
 
 def unambiguous(shown: Shown, codes: Ints, groups: Groups = NO_GROUPS) -> Shown:
-    """The part of `shown` that the calls decide, since other kinds of training may enqueue them, too.
+    """The part of `shown`, or a weaker claim, that the calls decide: other kinds of training may enqueue them, too.
 
     Args:
-        codes: the calls of one step, as `anatomy.encode` writes them, [n].
-        groups: the calls' communicators, if known; empty: the sequence alone.
-
-    Returns:
-        `shown` or a weaker claim.
+        codes: of one step, as `anatomy.encode` writes them, [n].
+        groups: empty: the communicators are unknown, and only the sequence counts.
     """
     calls = np.where(codes >> 4 > TINY_BYTES, codes, 0)  # all flags are equal
     calls = calls[(calls > 0) | (np.roll(calls, 1) > 0)]

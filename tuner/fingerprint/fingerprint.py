@@ -67,7 +67,7 @@ class StageFingerprint:
 
     @property
     def missing_evidence(self) -> MissingEvidence:
-        """What is missing to tell the stage."""
+        """The evidence that is missing to tell the stage."""
         if self.stage is not Stage.unknown:
             return MissingEvidence.nothing
         codes = self._cutter.window[0] if self._cutter.period else self._cutter.codes[-UNCUT_CALLS:]
@@ -116,17 +116,10 @@ class StageFingerprint:
         step: int = 0,
         comm_ids: npt.NDArray[np.uint64] | None = None,
     ) -> bool:
-        """Take in collectives in order.
+        """Take in collectives in order; returns whether `shown` has changed. Arrays have the shape [n].
 
-        Args:
-            collectives: their kinds, [n].
-            message_bytes: their sizes, [n].
-            start_us: when they began, [n]; 0 = unknown.
-            step: number of the job's step of the last call; it stays the same if nobody counts steps.
-            comm_ids: their communicators, [n]; None: unknown.
-
-        Returns:
-            True if `shown` has changed.
+        A `start_us` of 0 is unknown. `step` is the number of the job's step of the last call; it stays the same if
+        nobody counts steps.
         """
         if comm_ids is not None:
             self._groups.add(collectives, message_bytes, comm_ids)

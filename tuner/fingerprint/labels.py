@@ -1,4 +1,4 @@
-"""What a sequence of collectives can and cannot show of its training.
+"""Limits of the evidence that a sequence of collectives gives on its training.
 
 If two kinds of training enqueue the same sequence, no recogniser can separate them. The label is then the set of both:
 `zero1_or_2` for a stage, None ("cannot tell") for accumulation and tensor parallelism. `ambiguity.py` has single

@@ -16,11 +16,9 @@ _REDUCTIONS: Final = (Collective.all_reduce, Collective.reduce_scatter, Collecti
 
 
 def missing_evidence(counts: Mapping[tuple[int, int], int], *, repeats: bool = True) -> MissingEvidence:
-    """Why calls show no stage.
+    """Why calls, counted by collective and message bytes, show no stage.
 
-    Args:
-        counts: calls by collective and message bytes.
-        repeats: whether two steps were seen that are alike.
+    `repeats` tells whether two steps were seen that are alike.
     """
     seen = {call: n for call, n in counts.items() if IS_SEEN[call[0] & 15]}
     if not seen:

@@ -22,14 +22,7 @@ ALL: Final = ("pyarrow", *READING, "duckdb")
 
 
 def check_installed(what: str, packages: tuple[str, ...] = ALL) -> None:
-    """Check that optional packages are installed.
-
-    Args:
-        what: the option or command that needs them, for the message.
-
-    Raises:
-        UserError: one is missing.
-    """
+    """Raise UserError if an optional package is missing for `what`, an option or a command."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise UserError(

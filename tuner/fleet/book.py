@@ -133,21 +133,13 @@ class Cell(msgspec.Struct, frozen=True, tag="cell", kw_only=True):
 
     @property
     def key(self) -> DecisionKey:
-        """The cell's decision key.
-
-        Raises:
-            KeyError: there is no such collective or phase.
-        """
+        """The cell's decision key; KeyError if there is no such collective or phase."""
         communicator = CommunicatorClass(self.n_ranks, self.n_nodes)
         return DecisionKey(communicator, Collective[self.collective], Phase[self.phase], self.size_class)
 
     @property
     def candidate(self) -> Candidate:
-        """The setting.
-
-        Raises:
-            KeyError: there is no such algorithm or protocol.
-        """
+        """The setting; KeyError if there is no such algorithm or protocol."""
         return Candidate(Algorithm[self.algorithm], Protocol[self.protocol], self.n_channels)
 
     @property
@@ -188,28 +180,16 @@ _seals: Final = msgspec.json.Decoder(_Seal)
 
 
 def sealed(lines: Iterable[Line], signer: Signer | None) -> bytes:
-    """A book's file.
-
-    Args:
-        signer: the signing key; None: the book is unsigned, and daemons will refuse it.
-
-    Returns:
-        Its bytes.
-    """
+    """The bytes of a book's file; daemons refuse an unsigned one."""
     body = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
     seal = _Seal(FORMAT) if signer is None else _Seal(FORMAT, signer.public_hex, signer.sign(_DOMAIN + body))
     return msgspec.json.encode(seal) + b"\n" + body
 
 
 def opened(data: bytes, name: str, verifier: Verifier | None = None) -> Book:
-    """The book in a file's bytes.
+    """The book in a file's bytes; invalid lines are left out and counted.
 
-    Args:
-        data: bytes of the file.
-        verifier: checks its signature; None: signatures are not checked.
-
-    Returns:
-        The book; invalid lines are left out and counted.
+    Without a verifier, signatures are not checked.
 
     Raises:
         BookError: it is no book, of a newer format, too large, or not signed by that key.

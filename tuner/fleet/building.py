@@ -43,14 +43,10 @@ def build(
     made_by: str = "",
     progress: Progress = lambda looked_at, there_are, n_rows: None,
 ) -> Built:
-    """Write a book.
+    """Write a book to `out`, and keep the merged state beside it.
 
-    Args:
-        out: the book's file; the merged state is kept beside it.
-        listed: names, by key, of the contributors that are used; None: all are.
-        signer: the signing key; None: the book is unsigned.
-        memory_mb: memory that DuckDB may take.
-        made_by: the version of zerotune, for the head.
+    `listed` has the names, by key, of the contributors that are used; None: all are. Without a signer, the book is
+    unsigned. DuckDB may take `memory_mb`. The head names `made_by` as the version of zerotune.
 
     Raises:
         UserError: the URL cannot be listed, it has none of our objects, or a file cannot be written.
@@ -116,7 +112,7 @@ def _check_url(connection: duckdb.DuckDBPyConnection, url: str, state: Path) -> 
 
 
 def _fabrics(connection: duckdb.DuckDBPyConnection) -> Iterator[FabricLine]:
-    """Fabrics' facts by the majority of contributors that were used there; anybody may invent fabrics."""
+    """Fabrics' facts by the majority of contributors that were used there, as anybody may invent fabrics."""
     found = connection.execute(
         "SELECT fabric_id, facts FROM fabrics"
         " SEMI JOIN (FROM judged_contributors WHERE NOT is_set_aside) USING (fabric_id, contributor)"

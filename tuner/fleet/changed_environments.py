@@ -1,4 +1,4 @@
-"""What changes of the environment did to calls, by a book that has the same hardware with and without them."""
+"""Effects of changed environments on calls, by a book that has the same hardware with and without them."""
 
 from __future__ import annotations
 

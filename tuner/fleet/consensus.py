@@ -110,14 +110,10 @@ FROM gains ORDER BY {_KEY}, is_default DESC, gain DESC NULLS LAST, {_SETTING}
 def agree(
     connection: duckdb.DuckDBPyConnection, listed: Mapping[str, str] | None = None
 ) -> tuple[list[Contributor], Iterator[Cell]]:
-    """Merge the lines of all jobs.
+    """Merge the lines of all jobs to contributors and the cells of the book, sorted.
 
-    Args:
-        connection: the one of `Merging`, with `lines` up to date.
-        listed: names, by key, of the contributors that are used; None: all are.
-
-    Returns:
-        Contributors, and the cells of the book, sorted.
+    The connection is that of `Merging`, with `lines` up to date. `listed` has the names, by key, of the contributors
+    that are used; None: all are.
     """
     select_used = "CREATE OR REPLACE TEMP TABLE used AS FROM lines WHERE ? OR list_contains(?::VARCHAR[], contributor)"
     connection.execute(select_used, [listed is None, [*(listed or ())]])

@@ -41,11 +41,7 @@ CREATE TABLE lines (
 
 
 def refresh(connection: duckdb.DuckDBPyConnection) -> int:
-    """Compute the lines of all jobs with new units again.
-
-    Args:
-        connection: the one of `Merging`.
-    """
+    """Compute the lines of all jobs with new units again; the connection is that of `Merging`."""
     jobs = connection.execute(f"SELECT {_SAME_JOB} FROM changed_jobs ORDER BY ALL").fetchall()
     for at in range(0, len(jobs), JOBS_AT_ONCE):
         _refresh(connection, jobs[at : at + JOBS_AT_ONCE])
@@ -93,14 +89,7 @@ def _joined(left: str, right: str) -> str:
 
 
 def _lines(units: Columns) -> Columns:
-    """The lines of one job.
-
-    Args:
-        units: columns of shape (n,), see `Merging`.
-
-    Returns:
-        Columns of `LINES` except the job's, shape (n_lines,).
-    """
+    """Columns of `LINES` except the job's, shape (n_lines,), of one job's units (columns of `Merging`, shape (n,))."""
     integers = {name: units[name].astype(np.int64) for name in _NUMBERS}
     sizes, size = np.unique(integers["message_bytes"], return_inverse=True)
     integers["size_class"] = np.array([size_class(one) for one in sizes.tolist()], np.int64)[size]
@@ -133,7 +122,7 @@ def _lines(units: Columns) -> Columns:
 
 
 def _levels(units: dict[str, Ints], logs: Floats, spread: Floats) -> tuple[Floats, Floats]:
-    """What to subtract from the logs of units, and the doubt (log) of each in comparisons with NCCL's own choice."""
+    """Shifts to subtract from the logs of units, and the doubt (log) of each in comparisons with NCCL's own choice."""
     _, place = np.unique(np.stack([units["n_ranks"], units["n_nodes"]], axis=1), axis=0, return_inverse=True)
     names = [units[name] for name in (*_KEY, "message_bytes")]
     of_key = [units[name] for name in (*_KEY, "size_class")]

@@ -98,11 +98,7 @@ class Merged(NamedTuple):
 
 
 class Merging:
-    """The merged state of a book; use it in a `with` statement.
-
-    Args:
-        path: the DuckDB file; made if it is missing.
-        memory_mb: memory that DuckDB may take.
+    """The merged state of a book in a DuckDB file, made if it is missing; use it in a `with` statement.
 
     Raises:
         UserError: it cannot be used, or others could have made it, and its content would be signed.
@@ -133,11 +129,7 @@ class Merging:
         self.connection.close()
 
     def merge(self, storage: Storage, progress: Progress = lambda looked_at, there_are, n_rows: None) -> Merged:
-        """Merge the new objects below a URL.
-
-        Raises:
-            UserError: the URL cannot be listed.
-        """
+        """Merge the new objects below a URL; UserError if the URL cannot be listed."""
         run = self.connection.execute
         known = {name for (name,) in run("SELECT name FROM objects").fetchall()}
         contents = {content for (content,) in run("SELECT content FROM objects WHERE content <> ''").fetchall()}

@@ -140,17 +140,10 @@ def pack(
     at_s: int,
     signer: Signer | None,
 ) -> Packed:
-    """Rows as an object.
+    """Rows (MEASUREMENT, shape (n,)) of one fabric as an object; equal rows give equal objects.
 
-    Args:
-        fabric: the rows' fabric.
-        job: index into `job_ids` of each row, shape (n,).
-        block: MEASUREMENT, shape (n,).
-        at_s: Unix time of all rows; its day (UTC) is the partition.
-        signer: the contributor's key; None: the object is unsigned.
-
-    Returns:
-        The object; equal rows give equal objects.
+    `job` has the index of each row's id in `job_ids`. `at_s` is the Unix time of all rows, and its day (UTC) is the
+    partition. Without a signer, the object is unsigned.
     """
     order = np.lexsort([*(block[name] for name in _SORTED_BY), job])
     block, job = block[order], job[order]
@@ -205,19 +198,11 @@ atexit.register(_shared.close)
 
 
 def unpack(path: str, data: bytes, decode: Decoding | None = None) -> Unpacked:
-    """The content of an object from others.
-
-    Args:
-        path: its path below the URL.
-        data: its bytes.
-        decode: the decoding process; None: one that all such calls share.
-
-    Returns:
-        Its rows, with their contributor and fabric.
+    """The content of an object from others; without `decode`, one process is shared by all such calls.
 
     Raises:
-        InvalidObject: its name is not the hash of its bytes, it is damaged, too large, of another version, or has a
-            wrong signature.
+        InvalidObject: its name is not the hash of its bytes, or it is damaged, too large, of another version or wrongly
+            signed.
     """
     named = _NAME.fullmatch(path.rpartition("/")[2])
     if named is None or hashlib.sha256(data).hexdigest() != named[1]:
@@ -238,11 +223,7 @@ def unpack(path: str, data: bytes, decode: Decoding | None = None) -> Unpacked:
 
 
 def checked(path: str, data: bytes) -> bytes:
-    """An object as an Arrow stream, its texts as dictionaries and its fabric's facts beside them.
-
-    Raises:
-        InvalidObject: it is refused.
-    """
+    """An object as an Arrow stream, its texts as dictionaries and its fabric's facts beside them; or InvalidObject."""
     try:
         file = pyarrow.parquet.ParquetFile(io.BytesIO(data))
         found, n_rows = file.schema_arrow, file.metadata.num_rows

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 def read_book(url: str, verifier: Verifier | None = None) -> Book:
-    """The book at a path or URL.
-
-    Args:
-        verifier: checks its signature; None: signatures are not checked.
+    """The book at a path or URL; without a verifier, signatures are not checked.
 
     Raises:
         BookError: it cannot be read, or `opened` refuses it.
@@ -74,11 +71,7 @@ def to_json(book: Book) -> dict[str, Any]:
 
 
 def render(book: Book, console: Console, fabric_id: str | None = None, *, is_checked: bool = False) -> None:
-    """Print a book's origin, contributors that were set aside, and its winners by fabric.
-
-    Args:
-        fabric_id: only this fabric's; None: all.
-    """
+    """Print a book's origin, contributors that were set aside, and its winners by fabric."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -132,7 +125,7 @@ def render(book: Book, console: Console, fabric_id: str | None = None, *, is_che
 
 
 def render_differences(found: list[Difference], console: Console) -> None:
-    """Print what changed."""
+    """Print keys whose winners differ."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -153,13 +146,9 @@ def render_differences(found: list[Difference], console: Console) -> None:
 
 
 def plan_rows(book: Book, name: str, fabric_id: str | None = None) -> tuple[str, tuple[PlanRow, ...]]:
-    """The winners on one fabric as rows of a plan.
+    """The winners on one fabric as rows of a plan, and the fabric's id.
 
-    Args:
-        fabric_id: the fabric; None: the only one with winners.
-
-    Returns:
-        The fabric's id, and the rows.
+    Without `fabric_id`, there must be winners on only one fabric.
 
     Raises:
         UserError: no setting wins there, or several fabrics have winners.
@@ -180,11 +169,8 @@ def default_rows(
 ) -> tuple[dict[str, str | int | float | bool], NDArray[np.void]]:
     """Times of NCCL's own choices on one fabric, in a row for each size class of a collective.
 
-    Args:
-        fabric_id: the fabric; None: the only one.
-
-    Returns:
-        The fabric's description, and MEASUREMENT, shape (n,), message bytes in the middle of their class.
+    Returns the fabric's description, and MEASUREMENT, shape (n,), with message bytes in the middle of their class.
+    Without `fabric_id`, the book must have only one.
 
     Raises:
         UserError: the book has nothing of that fabric, or has several fabrics.

@@ -79,9 +79,7 @@ def _named(url: str) -> str:
 class Shelf:
     """Owns thread `zerotune-book`, and has the newest accepted book; a refused book is only logged.
 
-    Args:
-        verifier: checks its signature.
-        store_file: effects of changed environments on calls are written beside it; None: nowhere.
+    Effects of changed environments on calls are written beside `store_file`; None: nowhere.
     """
 
     def __init__(

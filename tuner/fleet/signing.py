@@ -39,11 +39,7 @@ class Signer:
 
     @classmethod
     def from_file(cls, path: Path) -> Signer:
-        """The key in a PEM file.
-
-        Raises:
-            UserError: there is no key, or others may read it.
-        """
+        """The key in a PEM file; UserError if there is none, or others may read it."""
         try:
             if path.stat().st_mode & 0o077:
                 raise UserError(f"others may read the private key {path}", f"chmod 600 {path}")
@@ -59,8 +55,7 @@ class Signer:
     def kept(cls, path: Path, elsewhere: str) -> Signer:
         """The key that a program keeps for itself, made at its first use.
 
-        Args:
-            elsewhere: how to name another path, for the remedy.
+        `elsewhere` tells in the remedy how to name another path.
 
         Raises:
             UserError: it cannot be made, is no key, or others could read it or have put it there.
@@ -94,11 +89,7 @@ class Verifier:
 
     @classmethod
     def of(cls, text: str) -> Verifier:
-        """A key from its PEM file's path, or from 64 hexadecimal digits.
-
-        Raises:
-            UserError: the text is no key.
-        """
+        """A key from its PEM file's path, or from 64 hexadecimal digits; UserError for anything else."""
         if _HEX.fullmatch(text):
             return cls(Ed25519PublicKey.from_public_bytes(bytes.fromhex(text)))
         try:
@@ -116,11 +107,7 @@ class Verifier:
         return _hex(self._key)
 
     def is_signed(self, key: str, signature: str, data: bytes) -> bool:
-        """Whether this very key signed the data.
-
-        Args:
-            key: the claimed key, in hexadecimal.
-        """
+        """Whether this very key signed the data; `key` is the claimed one, in hexadecimal."""
         return key.lower() == self.public_hex and is_signed(self.public_hex, signature, data)
 
 
@@ -139,10 +126,9 @@ def is_signed(key: str, signature: str, data: bytes) -> bool:
 
 
 def listed_keys(path: Path) -> dict[str, str]:
-    """A list of contributors: each line has a public key and a name; # begins a comment.
+    """Names of contributors by key, in the spelling of `is_key`.
 
-    Returns:
-        Names by key, in the spelling of `is_key`.
+    Each line of the file has a public key and a name; # begins a comment.
 
     Raises:
         UserError: it cannot be read, or a line has no key.
@@ -163,13 +149,9 @@ def listed_keys(path: Path) -> dict[str, str]:
 
 
 def make_key(path: Path) -> str:
-    """Write a new private key to `path`, and its public one beside it with the suffix .pub.
+    """Write a new private key to `path`, and its public one beside it with the suffix .pub; returns the latter.
 
-    Returns:
-        The public key, 64 hexadecimal digits.
-
-    Raises:
-        UserError: one of the files exists, or cannot be written.
+    The returned key has 64 hexadecimal digits. Raises UserError if one of the files exists, or cannot be written.
     """
     try:
         return _write_key(path)

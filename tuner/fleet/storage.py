@@ -1,4 +1,7 @@
-"""Files below a URL: a directory, or a protocol of fsspec (s3://, gs://, memory://; https:// only to read)."""
+"""Files below a URL: a directory, or a protocol of fsspec (s3://, gs://, memory://; https:// only to read).
+
+Reads and writes raise any exception of the file system.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,7 @@ class IrregularError(Exception):
 class Storage:
     """One folder of objects. The first read or write opens it, and may be slow or fail.
 
-    Raises:
-        UserError: no such protocol is installed, or it is read-only although `writes`.
+    Raises UserError if no such protocol is installed, or it is read-only although `writes`.
     """
 
     def __init__(self, url: str, *, writes: bool = False) -> None:
@@ -52,11 +54,7 @@ class Storage:
         self._found: tuple[Any, str] | None = None
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a file that is never overwritten; does nothing if it exists.
-
-        Raises:
-            Exception: whatever the file system raises.
-        """
+        """Write a file that is never overwritten; does nothing if it exists."""
         files, root = self._open()
         whole = posixpath.join(root, path)
         if self._is_local:
@@ -75,7 +73,6 @@ class Storage:
 
         Raises:
             IrregularError: it is a pipe, a device or a folder, which may be endless.
-            Exception: whatever the file system raises.
         """
         files, root = self._open()
         if self._is_local:
@@ -90,20 +87,12 @@ class Storage:
         return found
 
     def file(self, path: str) -> Any:
-        """A file to read parts of; use it in a `with` statement.
-
-        Raises:
-            Exception: whatever the file system raises.
-        """
+        """A file to read parts of; use it in a `with` statement."""
         files, root = self._open()
         return files.open(self._below(root, path), "rb")
 
     def walk(self, below: str) -> Iterator[str]:
-        """Paths of all files below a folder, sorted, without hidden ones; none if there is no such folder.
-
-        Raises:
-            Exception: whatever the file system raises.
-        """
+        """Paths of all files below a folder, sorted, without hidden ones; none if there is no such folder."""
         files, root = self._open()
         if self._is_local:
             yield from sorted(_files_below(Path(root), below))
@@ -117,7 +106,7 @@ class Storage:
                     yield urllib.parse.unquote(found) if self._is_web else found
 
     def _below(self, root: str, path: str) -> str:
-        """Names of ours have signs that a web address must escape, and does where a server lists it."""
+        """Our names have signs that are escaped in web addresses, also in a server's lists."""
         return posixpath.join(root, urllib.parse.quote(path) if self._is_web else path)
 
     def _open(self) -> tuple[Any, str]:

@@ -45,11 +45,8 @@ class _Rows(NamedTuple):
 class FleetWriter:
     """Owns thread `zerotune-fleet`: writes below one URL; `measured`, for any thread, never blocks or raises.
 
-    Args:
-        storage: the target.
-        contributor: the contributor's name, such as the node's.
-        signer: the contributor's key, which identifies it; a machine always uses the same key.
-        clock: seconds since the epoch.
+    The signer's key identifies the contributor: a machine always uses the same key. The clock gives seconds since the
+    epoch.
     """
 
     def __init__(
@@ -93,12 +90,7 @@ class FleetWriter:
     def measured(
         self, fabric_id: str, facts: Mapping[str, str | int | float | bool], job_id: str, block: NDArray[np.void]
     ) -> None:
-        """Queue measurements of this node.
-
-        Args:
-            job_id: the job that measured them.
-            block: MEASUREMENT, shape (n,); copied.
-        """
+        """Queue this node's measurements (MEASUREMENT, shape (n,), copied) of a job."""
         is_shared = (block["source"] == Source.live) & (block["outcome"] == Outcome.ok)
         block = block[is_shared & (block["chunk_bytes"] == 0)]  # objects have no chunk sizes
         with self._changed:

@@ -45,9 +45,6 @@ class MeasuredTimes(msgspec.Struct, frozen=True):
 
         That is the setting that the last job's decisions proved, or else NCCL's own choice; trials of other settings
         are left out.
-
-        Raises:
-            StoreError: there is no store at `path`, or it cannot be read.
         """
         with Store.open(path, read_only=True) as store:
             rows = at_usual_level(store, fabric_id, limit=MAX_ROWS)
@@ -88,8 +85,7 @@ class MeasuredTimes(msgspec.Struct, frozen=True):
     def us(self, collective: Collective, communicator: CommunicatorClass, message_bytes: int) -> float | None:
         """Microseconds of a collective, by log-log interpolation between measured sizes.
 
-        Returns:
-            The time; None outside the measured sizes, or if the nearest ones are more than MAX_GAP apart.
+        None outside the measured sizes, or if the nearest ones are more than MAX_GAP apart.
         """
         curve = self.curves.get((int(collective), communicator.n_ranks, communicator.n_nodes), ())
         at = bisect.bisect_left(curve, (message_bytes, -math.inf))

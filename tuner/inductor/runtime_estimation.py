@@ -25,7 +25,7 @@ class RuntimeEstimation:
     It can be pickled and is equal on all ranks, as it is part of the keys of inductor's cache.
 
     Args:
-        ranks_per_node: ranks on each node; 0: all on one.
+        ranks_per_node: 0: all ranks are on one node.
     """
 
     def __init__(self, times: MeasuredTimes, ranks_per_node: int = 0) -> None:
@@ -54,7 +54,7 @@ class RuntimeEstimation:
 
 
 def runtime_estimation(store: Path | str | None = None, fabric_id: str | None = None) -> RuntimeEstimation:
-    """Measured times of this job's collectives from the daemon's store, for `custom_runtime_estimation`.
+    """Measured times of this job's collectives, for `aten_distributed_optimizations.custom_runtime_estimation`.
 
     All ranks must call it, after `init_process_group` and before the first compilation. Rank 0 reads the store and
     sends the times to the others: ranks with different times would call collectives in different orders, and hang.
@@ -62,11 +62,8 @@ def runtime_estimation(store: Path | str | None = None, fabric_id: str | None = 
     Never raises: without a store, or without measurements on this hardware, torch uses its own estimates.
 
     Args:
-    store: the daemon's store; None: `ZEROTUNE_STORE`, or the default. Only rank 0's argument counts.
+        store: the daemon's store; None: `ZEROTUNE_STORE`, or the default. Only rank 0's argument counts.
         fabric_id: fabric of the measurements; None: the hardware that this job runs on.
-
-    Returns:
-        The function for `torch._inductor.config.aten_distributed_optimizations.custom_runtime_estimation`.
     """
     try:
         return _agreed(store, fabric_id)

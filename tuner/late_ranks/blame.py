@@ -24,14 +24,10 @@ Place = tuple[int, int]
 def blamed(
     late: Mapping[Place, Excess], members: Sequence[frozenset[int]], slow: Sequence[tuple[frozenset[int], float]]
 ) -> list[Excess]:
-    """The members whose lateness no other one explains, the largest first.
+    """The largest unexplained lateness of each member, proven ones first; its `column` is the member.
 
-    Args:
-        late: lateness by communicator and member; an unproven one may explain others, too.
-        slow: members of each slow communicator, and its extra time per step (us).
-
-    Returns:
-        The largest unexplained lateness of each member, proven ones first; `column` is the member.
+    An unproven lateness may explain others, too. `slow` has the members of each slow communicator, and its extra time
+    per step (us).
     """
     held_up = _held_up(late, members, slow)
     found: dict[int, Excess] = {}

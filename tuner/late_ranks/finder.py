@@ -65,12 +65,9 @@ class LateRankFinder:
         self._stride = 1
 
     def node_reported(self, node: int, n_ranks: int, host: str = "", lateness: Lateness | None = None) -> None:
-        """Another node's daemon has sent a message.
+        """Another node's daemon, whose number is its lowest rank, has sent a message.
 
-        Args:
-            node: its number among the reporters, its lowest rank.
-            host: the node's name; empty: not sent.
-            lateness: lateness of its own ranks; None: not sent.
+        An empty `host` and a `lateness` of None were not sent; the latter is that of the node's own ranks.
         """
         self.nodes[node] = n_ranks
         if host:
@@ -84,12 +81,10 @@ class LateRankFinder:
         self._of_nodes.pop(node, None)
 
     def observe(self, records: NDArray[np.void], reporters: NDArray[np.uint64], starts: NDArray[np.intp]) -> None:
-        """Take the records of whole calls.
+        """Take the records of whole calls (OBSERVATION, shape (n,)), call by call.
 
-        Args:
-            records: OBSERVATION, shape (n,), call by call.
-            reporters: rank or node's daemon that sent each, shape (n,).
-            starts: where each call begins, shape (m,), ascending from 0.
+        `reporters`, shape (n,), has the rank or node's daemon that sent each. `starts`, shape (m,), has the beginning
+        of each call, ascending from 0.
         """
         starts = starts.astype(np.int64)
         counts = np.diff(np.append(starts, len(records)))
@@ -143,7 +138,7 @@ class LateRankFinder:
         order = np.lexsort((communicators, steps))
         groups = np.flatnonzero(np.append(True, (np.diff(steps[order]) != 0) | (np.diff(communicators[order]) != 0)))
         summands = (np.ones(len(order)), sizes, shortest_us, wait_us)
-        totals = [np.add.reduceat(of[order], groups).tolist() for of in summands]  # what travels holds Python's numbers
+        totals = [np.add.reduceat(of[order], groups).tolist() for of in summands]  # messages need Python's numbers
         shapes = records[["n_ranks", "n_nodes"]][begins[order[groups]]].tolist()
         for at, shape, n_calls, n_bytes, us, waited_us in zip(order[groups], shapes, *totals, strict=True):
             step = self._open.setdefault(int(steps[at]), _Step())
@@ -182,11 +177,7 @@ class LateRankFinder:
                 self._communicators.add(number, np.array([one for one, _ in siblings], np.int64), excess_us)
 
     def lateness(self, step_us: float = 0.0) -> Lateness:
-        """The late ranks and slow communicators by now.
-
-        Args:
-            step_us: time of a step; 0 if unknown.
-        """
+        """The late ranks and slow communicators by now; without a `step_us` above 0, the time of a step is unknown."""
         if not self._closed:
             return self._known
         limit_us = max(LEAST_LATE_US, MATTERS * step_us)

@@ -66,9 +66,7 @@ class ExcessWindow:
         """Add to the excess of some columns in a step; columns may repeat, and steps come in any order.
 
         Args:
-            step: the step's number; one too old to be judged is left out, and one far behind begins a new count.
-            columns: any integers, shape (n,).
-            excess_us: excess of each, shape (n,).
+            step: one too old to be judged is left out, and one far behind begins a new count.
         """
         if step < self._newest - BEGUN_ANEW_STEPS:
             self._steps[:] = -1

@@ -38,12 +38,10 @@ class SequentialTest:
         self._n_steps = 0
 
     def observe(self, late: NDArray[np.bool_], counts: NDArray[np.bool_], n_of_group: NDArray[np.int64]) -> None:
-        """Take in further steps.
+        """Take in further steps; `late` and `counts` have the shape (n_steps, n_columns).
 
-        Args:
-            late: whether a column was late, shape (n_steps, n_columns).
-            counts: whether the column was seen in a step in which any of its group was late, same shape.
-            n_of_group: size of each column's group, shape (n_columns,).
+        `counts` tells whether the column was seen in a step in which any of its group was late. `n_of_group` has the
+        size of each column's group.
         """
         n_more = late.shape[1] - self._log_wealth.shape[1]
         self._log_wealth = np.pad(self._log_wealth, ((0, 0), (0, n_more)), constant_values=-np.inf)

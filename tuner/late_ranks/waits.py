@@ -21,14 +21,10 @@ Ints = NDArray[np.int64]
 
 
 def behind_the_others(durations_us: Floats, starts: Ints) -> Floats:
-    """By how much each value is below the median of the others in its group.
+    """Microseconds by which each value is below the median of the others in its group; 0 in groups of one.
 
-    Args:
-        durations_us: shape (n,), group by group.
-        starts: where each group begins, shape (m,), ascending from 0.
-
-    Returns:
-        Microseconds, shape (n,): positive for late ranks; 0 in groups of one.
+    Values come group by group. `starts`, shape (m,), has the beginning of each group, ascending from 0. Late ranks have
+    positive results.
     """
     counts = np.diff(np.append(starts, len(durations_us)))
     group = np.repeat(np.arange(len(starts)), counts)

@@ -1,1 +1,1 @@
-"""Decides what a job runs: one brain per job, with its policy, its guard and what earlier jobs measured."""
+"""Decides a job's settings: one brain per job, with its policy, its guard and earlier jobs' measurements."""

@@ -58,12 +58,12 @@ MOST_CALL_US: Final = 1e10
 
 
 class BrainSettings(msgspec.Struct, frozen=True):
-    """What a brain may do; `zerotune daemon` lets people change the budget, the threshold and whether it explores."""
+    """Limits of a brain; `zerotune daemon` lets people change the budget, the threshold and whether it explores."""
 
     budget_fraction: float = 0.01
     memory_threshold: float = 0.92
     explore: bool = True
-    """False: no candidate is tried; what earlier jobs proved is used and verified."""
+    """False: no candidate is tried; settings that earlier jobs proved are used and verified."""
     shadow: bool = False
     """Decide and explain, but carry nothing out (`ShadowBrain`)."""
     is_exact: bool = False
@@ -73,10 +73,10 @@ class BrainSettings(msgspec.Struct, frozen=True):
     tune_steps: int = 0
     """After this many steps trials end, and comparisons end unless `compare_steps` asks for them; 0: never."""
     compare_steps: int = 0
-    """This many of the first steps that are compared with NCCL's own choice do not count against `control_share`."""
+    """Number of first steps whose comparisons with NCCL's own choice do not count against `control_share`."""
 
     own_steps: int = 0
-    """This many steps at the beginning run NCCL's own choice."""
+    """Number of first steps that run NCCL's own choice."""
     chunk_sizes: bool = False
     """NCCL asks for chunk sizes: settings with one may be used that earlier jobs or sweeps measured."""
 
@@ -126,14 +126,14 @@ class Brain(Inspection):
         self._side_by_side = SideBySide()
         self._step = 0
         self._urgent = True
-        self._asks_book = True  # the first time only canaries may begin, though many steps may be known by then
+        self._asks_book = True  # only recommended settings may begin the first time, whatever is known
         self._offered_by = 0
         """The revision of the cost tables that offered all settings in force."""
         self._pending: list[tuple[Event, int]] = []
 
     @property
     def knowledge(self) -> Knowledge:
-        """What is known from earlier runs; assign to swap in what the trainer has just fitted."""
+        """Knowledge from earlier runs; assign to swap in a newly fitted model."""
         return self._tables.knowledge
 
     @knowledge.setter

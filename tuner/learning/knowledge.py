@@ -1,4 +1,7 @@
-"""What is known before a job's first measurement: earlier jobs' statistics and the fitted model."""
+"""Knowledge before a job's first measurement: earlier jobs' statistics and the fitted model.
+
+Guesses are in log microseconds, a mean and a standard deviation; NaN: not available. `candidates` have the shape [n].
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ class Promising(NamedTuple):
 
 
 class Knowledge:
-    """What earlier jobs left; immutable. A job's Brain swaps it for a newer one when the trainer has finished."""
+    """Results of earlier jobs; immutable. A job's Brain swaps it for a newer one when the trainer has finished."""
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class Knowledge:
         self.recommended_by = ""
 
     def with_recommendations(self, winners: Mapping[DecisionKey, tuple[Candidate, float, float]], by: str) -> Knowledge:
-        """The same, completed by what others (`by`) say: by key a setting, its gain (log) and its doubt."""
+        """The same, completed by recommendations of others (`by`): by key a setting, its gain (log) and its doubt."""
         both = copy.copy(self)
         both.recommendations, both.recommended_by = winners, by
         return both
@@ -130,11 +133,9 @@ class Knowledge:
         model: tuple[Correction | None, str] | None = None,
         without_job: str = "",
     ) -> Knowledge:
-        """What earlier jobs on this fabric left: statistics, and the model if it still applies.
+        """The results of earlier jobs on this fabric: statistics, and the model if it still applies.
 
-        Args:
-            pool: the results that users of the machine share; None: not shared.
-            model: correction (None: NCCL's cost is not corrected) and its id; None: the store's.
+        `model` is a correction (None: NCCL's cost is not corrected) and its id. Without it, the store's is used.
         """
         if model is None:
             from ..modeling.trainer import load_correction
@@ -157,14 +158,7 @@ class Knowledge:
     def prior(
         self, key: DecisionKey, message_bytes: float, candidates: Sequence[Candidate], costs: CostPrior
     ) -> tuple[Floats, Floats]:
-        """Starting guess at one key.
-
-        Args:
-            candidates: shape [n].
-
-        Returns:
-            Log microseconds, mean and standard deviation, each of shape [n]; mean NaN: not available.
-        """
+        """Starting guess at one key, each array of shape [n]."""
         classes, nbytes = np.array([key.size_class]), np.array([message_bytes])
         means, stds = self.guess(key.communicator, key.collective, candidates, nbytes, classes, costs)
         self.apply_measurements(key, candidates, means[0], stds[0])
@@ -181,18 +175,12 @@ class Knowledge:
         *,
         carries_over: bool = True,
     ) -> tuple[Floats, Floats]:
-        """Starting guess from cost and correction alone; `apply_measurements` adds what was measured at a key.
+        """Starting guess from cost and correction alone, [n_sizes, n]; `apply_measurements` adds a key's measurements.
 
         Args:
-            candidates: shape [n_candidates].
-            message_bytes: NCCL's sizes of the calls, shape [n_sizes].
-            classes: their size classes, shape [n_sizes].
             carries_over: False: algorithms and protocols that no earlier job measured get NCCL's cost with its whole
                 doubt, as other algorithms do not predict them. The doubt that all guesses at a communicator share is
                 then left to `doubt_in_common`.
-
-        Returns:
-            Log microseconds and their standard deviation, each [n_sizes, n_candidates]; NaN: not available.
         """
         corrected = self.correction is not None
         means = costs.log_cost(communicator, collective, candidates, message_bytes, described_only=corrected)
@@ -239,12 +227,9 @@ class Knowledge:
         return doubt
 
     def apply_measurements(self, key: DecisionKey, candidates: Sequence[Candidate], mean: Floats, std: Floats) -> None:
-        """Replace guesses by what was measured at the key, or at the same key of another phase, if that is surer.
+        """Replace guesses by measurements at the key, or at the same key of another phase, if those are surer.
 
-        Args:
-            candidates: shape [n].
-            mean: log microseconds, shape [n]; written to.
-            std: standard deviation (log), shape [n]; written to.
+        `mean` and `std`, of shape [n], are changed in place.
         """
         found = self._by_key.get(key, {}), self._by_place.get(_place(key), {})
         if not found[1]:
@@ -301,7 +286,7 @@ def _plain(found: dict[_Key, dict[Candidate, _Value]]) -> dict[_Key, dict[Candid
 def _as_asked(
     known: dict[Candidate, _Known], candidates: Sequence[Candidate], key: DecisionKey
 ) -> dict[Candidate, _Known]:
-    """What is known of each requested setting among `candidates`; from the one with most calls if several ran."""
+    """The measured time of each requested setting among `candidates`; from the one with most calls if several ran."""
     others = known.keys() - {*candidates, BASELINE}  # the baseline has no other name
     if not others:
         return known

@@ -18,13 +18,7 @@ READY: Final = "metrics at "
 
 @contextlib.contextmanager
 def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Path | None) -> Iterator[str]:
-    """Run `zerotune daemon metrics --serve` as a child, which ends with this process in every case.
-
-    Args:
-        curve_dir: folder with the keys for a daemon at `tcp://`; None: no keys.
-
-    Yields:
-        Its URL, once it serves.
+    """Run `zerotune daemon metrics --serve` as a child, which ends with this process in every case; yields its URL.
 
     Raises:
         UserError: the address is not HOST:PORT, or cannot be bound.

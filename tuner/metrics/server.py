@@ -95,11 +95,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT; an empty host means this machine only.
-
-    Raises:
-        UserError: the text has another form.
-    """
+    """Host and port of HOST:PORT; an empty host means this machine only. UserError for other texts."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise UserError(f"{text!r} is no address for metrics", "use HOST:PORT, e.g. 127.0.0.1:9464")
@@ -107,11 +103,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def make_server(collector: Collector, address: tuple[str, int]) -> WSGIServer:
-    """A server at `address` that has not started yet; port 0 lets the system choose.
-
-    Raises:
-        UserError: the address cannot be bound.
-    """
+    """A server that has not started yet; port 0 lets the system choose. UserError if the address cannot be bound."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     try:

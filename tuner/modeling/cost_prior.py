@@ -2,8 +2,10 @@
 
 A *cost* is a prediction, never a measurement. The starting guess for a candidate is NCCL's cost of its cell, with the
 bandwidth part scaled to the candidate's channels. NCCL's cost comes from the job's live cost table, else from the
-fabric description's cost model, else from a generic latency-bandwidth line.
-`zerotune.tuner.modeling.correction` learns the error of that guess.
+fabric description's cost model, else from a generic latency-bandwidth line. `zerotune.tuner.modeling.correction` learns
+the error of that guess.
+
+`message_bytes` is NCCL's nBytes, the whole buffer. Arrays have the shape [n_bytes, n_candidates]; NaN: not available.
 """
 
 from __future__ import annotations
@@ -70,13 +72,9 @@ class CostPrior:
         message_bytes: int,
         table: npt.NDArray[np.float32],
     ) -> bool:
-        """Take over a cost table that NCCL handed to the plugin.
+        """Take over a cost table that NCCL handed to the plugin; returns whether it is new.
 
-        Args:
-            table: microseconds by algorithm and protocol, shape [7, 3]; below zero: not available.
-
-        Returns:
-            True if it is new; False if this size is known, or as many tables as are kept.
+        It has microseconds by algorithm and protocol, shape [7, 3]; below zero: not available. Only so many are kept.
         """
         tables = self._live.setdefault((communicator, collective), {})
         if message_bytes in tables or len(tables) >= _MAX_LIVE_TABLES:
@@ -94,11 +92,7 @@ class CostPrior:
         return is_new
 
     def learn_refused(self, communicator: CommunicatorClass, collective: Collective, cell: tuple[int, int]) -> None:
-        """NCCL ran others than this requested algorithm and protocol: it does not offer them.
-
-        Args:
-            cell: algorithm and protocol that are no candidates from now on.
-        """
+        """NCCL ran others than this requested algorithm and protocol: `cell` is no candidate from now on."""
         self._refused.setdefault((communicator, collective), set()).add(cell)
         self.revision += 1
 
@@ -132,15 +126,10 @@ class CostPrior:
         *,
         described_only: bool = False,
     ) -> Candidate | None:
-        """NCCL's own choice.
+        """NCCL's own choice: the cheapest cell, with its channels; None if neither a table nor the topology is known.
 
-        Args:
-            message_bytes: NCCL's nBytes, the whole buffer.
-            described_only: ignore live tables: the nearest one's choice belongs to its own size.
-
-        Returns:
-            The cheapest cell, with its channels (0: unknown, where a live table says it); None when neither a table nor
-        the topology is known.
+        A live table does not show channels, which are then 0. With `described_only`, live tables are ignored, as the
+        nearest one's choice belongs to its own size.
         """
         table = None if described_only else self._live_table(communicator, collective, message_bytes)
         if table is None:
@@ -169,13 +158,8 @@ class CostPrior:
     ) -> Floats:
         """Natural log of the predicted microseconds.
 
-        Args:
-            message_bytes: NCCL's nBytes, one or many.
-            described_only: ignore live tables: a correction fitted from the store never saw them.
-            saturates: False: every channel adds as much bandwidth as the first.
-
-        Returns:
-            Shape [n_bytes, n_candidates]; NaN: not available.
+        With `described_only`, live tables are ignored, as a correction fitted from the store never saw them. Unless it
+        `saturates`, every channel adds as much bandwidth as the first.
         """
         latency_us, transfer_us = self._parts(
             communicator, collective, candidates, message_bytes, described_only, saturates
@@ -191,14 +175,7 @@ class CostPrior:
         candidates: Sequence[Candidate],
         message_bytes: npt.ArrayLike,
     ) -> Floats:
-        """Share of the predicted duration that is proportional to the bytes.
-
-        Args:
-            message_bytes: NCCL's nBytes, one or many.
-
-        Returns:
-            0 to 1, shape [n_bytes, n_candidates]; NaN: not available.
-        """
+        """Share of the predicted duration that is proportional to the bytes, 0 to 1."""
         latency_us, transfer_us = self._parts(communicator, collective, candidates, message_bytes)
         with np.errstate(invalid="ignore", divide="ignore"):
             share: Floats = transfer_us / (latency_us + transfer_us)
@@ -213,7 +190,7 @@ class CostPrior:
         described_only: bool = False,
         saturates: bool = True,
     ) -> tuple[Floats, Floats]:
-        """Microseconds independent of the bytes, and proportional to them, each [n_bytes, n_candidates]."""
+        """Microseconds independent of the bytes, and proportional to them."""
         sizes = np.atleast_1d(np.asarray(message_bytes, dtype=np.float64))
         lines: dict[tuple[int, int], tuple[Floats, Floats]] = {}
         n_available = self.max_channels(communicator)
@@ -238,13 +215,8 @@ class CostPrior:
     ) -> Floats:
         """How much higher `log_cost` is on few nodes than for as many ranks on three or more, without live tables.
 
-        NCCL's cost model has other bandwidths on one node and on two.
-
-        Args:
-            message_bytes: NCCL's nBytes, one or many.
-
-        Returns:
-            Difference of logs, shape [n_bytes, n_candidates]; 0 on three nodes or more, or if nothing is known.
+        NCCL's cost model has other bandwidths on one node and on two. It is 0 on three nodes or more, or if nothing is
+        known.
         """
         most = self._fabric.max_nodes if self._fabric is not None else communicator.n_ranks
         n_nodes = min(MANY_NODES, communicator.n_ranks, most)
@@ -265,14 +237,7 @@ class CostPrior:
         candidates: Sequence[Candidate],
         message_bytes: npt.ArrayLike,
     ) -> Floats:
-        """How much lower `log_cost` would be if the last channels added as much as the first, without live tables.
-
-        Args:
-            message_bytes: NCCL's nBytes, one or many.
-
-        Returns:
-            Difference of logs, 0 or more, shape [n_bytes, n_candidates].
-        """
+        """How much lower `log_cost` would be if the last channels added as much as the first, without live tables."""
         some, every = (
             self.log_cost(communicator, collective, candidates, message_bytes, described_only=True, saturates=saturates)
             for saturates in (True, False)

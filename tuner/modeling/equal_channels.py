@@ -26,16 +26,7 @@ CONFIRMED: Final = 2
 def as_offered(
     known: Mapping[Candidate, MeasuredSetting], offered: Collection[str], key: DecisionKey
 ) -> dict[Candidate, MeasuredSetting]:
-    """Measurements at `key` under the names of the offered settings.
-
-    Args:
-        known: measured settings, by the setting that ran.
-        offered: settings that decisions may request, as text (`ring/ll/4ch`).
-        key: the key of both.
-
-    Returns:
-        Measured settings by the requested one; those with the same effect are merged.
-    """
+    """Measurements at `key` by the `offered` setting (`ring/ll/4ch`); those with the same effect are merged."""
     found: dict[Candidate, MeasuredSetting] = {}
     for candidate, measured in known.items():
         name = asked_for(candidate, offered, key)
@@ -44,15 +35,9 @@ def as_offered(
 
 
 def asked_for(ran: Candidate, offered: Collection[str], key: DecisionKey) -> Candidate:
-    """The offered setting that has the effect of `ran` at this key.
+    """The offered setting (`ring/ll/4ch`) that has the effect of `ran` at this key, or `ran` itself.
 
-    Args:
-        offered: settings that decisions may request, as text (`ring/ll/4ch`).
-        key: gives the collective and the range of sizes.
-
-    Returns:
-        `ran` if it is offered; else the lowest offered channel count that NCCL reduces to `ran` at some size of the
-        key; else `ran`.
+    It is the lowest offered channel count that NCCL reduces to `ran` at some size of the key.
     """
     if ran.protocol is None or not ran.n_channels or str(ran) in offered:
         return ran
@@ -78,15 +63,9 @@ class RunsFewer:
         self._n_own: Counter[tuple[DecisionKey, Candidate]] = Counter()
 
     def seen(self, key: DecisionKey, candidate: Candidate, calls: npt.NDArray[np.void]) -> str:
-        """Take in calls of a setting.
+        """Take in calls (MEASUREMENT_FIELDS) that ran the candidate's algorithm and protocol.
 
-        Args:
-            key: where they ran.
-            candidate: the requested setting; its algorithm and protocol ran.
-            calls: MEASUREMENT_FIELDS, shape [n].
-
-        Returns:
-            How it runs, once `CONFIRMED` calls show that this is not as requested; else nothing.
+        Returns how it runs once `CONFIRMED` calls show that this is not as requested; else an empty text.
         """
         n_own = int(np.count_nonzero(calls["chunk_bytes"] != candidate.chunk_bytes))
         self._n_own[key, candidate] += 2 * n_own - len(calls)

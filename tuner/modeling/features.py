@@ -1,4 +1,7 @@
-"""Decision keys and settings as integers."""
+"""Decision keys and settings as integers.
+
+Arguments of the array functions are numbers or arrays of one shape, which is also that of the result.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +50,7 @@ def key_codes(
     phase: npt.ArrayLike,
     classes: npt.ArrayLike,
 ) -> Ints:
-    """One integer per decision key: 20 bits ranks, 20 nodes, 4 collective, 3 phase, 8 size class.
-
-    Args:
-        n_ranks: ranks of the communicator; all arguments are arrays of one shape, or numbers.
-        n_nodes: nodes of the communicator.
-
-    Returns:
-        Codes in the shape of the arguments; `key_of` reads one back.
-    """
+    """One integer per decision key: 20 bits ranks, 20 nodes, 4 collective, 3 phase, 8 size class."""
 
     def wide(values: npt.ArrayLike) -> Ints:
         return np.asarray(values).astype(np.int64)
@@ -78,14 +73,9 @@ def key_of(code: int) -> DecisionKey:
 def channels_filled(
     collective: npt.ArrayLike, protocol: npt.ArrayLike, message_bytes: npt.ArrayLike, n_channels: npt.ArrayLike
 ) -> Floats:
-    """`cost_model.channels_filled` for arrays: how many of the requested channels a call's traffic fills.
+    """`cost_model.channels_filled` for arrays: the requested channels that a call's traffic fills, with fractions.
 
-    Args:
-        collective: as integers; all arguments are arrays of one shape, or numbers.
-        message_bytes: NCCL's nBytes, the whole buffer.
-
-    Returns:
-        1 to `n_channels`, with fractions, in the shape of the arguments.
+    `message_bytes` is NCCL's nBytes, the whole buffer.
     """
     traffic_bytes = np.asarray(message_bytes, dtype=np.float64) * np.where(
         np.asarray(collective) == int(Collective.all_reduce), 2.0, 1.0

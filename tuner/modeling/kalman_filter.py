@@ -30,12 +30,8 @@ class KalmanFilter:
     def observe(self, design: np.ndarray, value: float, noise: float, *, clip: float = math.inf) -> tuple[float, float]:
         """Take in an observation: `design @ quantities` was `value`, with standard deviation `noise`.
 
-        Args:
-            design: weights of the quantities, shape [n].
-            clip: the value is clipped to this many standard deviations from the expected one.
-
-        Returns:
-            The difference of the clipped value from the expected one, and its variance.
+        The value is clipped to `clip` standard deviations from the expected one. Returns its difference from the
+        expected one, and the variance of that.
         """
         along = self.covariance @ design
         variance = float(design @ along) + noise**2

@@ -38,11 +38,7 @@ class ModelLine(msgspec.Struct, frozen=True):
 
 
 def listed(store: Store, fabric_id: str | None = None) -> list[ModelLine]:
-    """Every saved correction, by fabric, those in use first and then the newest.
-
-    Raises:
-        UserError: the store does not know the fabric.
-    """
+    """Every saved correction, by fabric, those in use first and then the newest; UserError for an unknown fabric."""
     records = store.models()
     known = {*store.fabrics(), *(one.fabric_id for one in records if one.fabric_id)}
     if fabric_id is not None and fabric_id not in known:

@@ -59,8 +59,7 @@ class Shared(msgspec.Struct, frozen=True):
 class KnowledgePool:
     """The shared folder, as one user's daemon sees it.
 
-    Args:
-        folder: it has a folder for each user, named by the uid and owned by that user.
+    It has a folder for each user, named by the uid and owned by that user.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,11 +68,7 @@ class KnowledgePool:
     def publish(
         self, fabric_id: str, statistics: Sequence[CandidateStatistics], by_job: Sequence[Sequence[CandidateStatistics]]
     ) -> None:
-        """Write this user's statistics for the others; a failure is only logged.
-
-        Args:
-            statistics: statistics over all jobs of this user on the fabric.
-        """
+        """Write this user's statistics for the others; a failure is only logged."""
         if not statistics:
             return
         shared = Shared(VERSION, fabric_id, _undated(statistics), [_undated(lines) for lines in by_job])
@@ -88,12 +83,9 @@ class KnowledgePool:
     def with_others(
         self, fabric_id: str, statistics: list[CandidateStatistics], by_job: list[list[CandidateStatistics]]
     ) -> tuple[list[CandidateStatistics], list[list[CandidateStatistics]]]:
-        """Add what others measured at keys where this user has measured nothing.
+        """Add others' measurements at keys that this user has not measured.
 
         Each key takes the statistics of the user with most measurements: durations of different users are not compared.
-
-        Args:
-            statistics: statistics over all jobs of this user on the fabric.
         """
         own = {line.key for line in statistics}
         calls: dict[DecisionKey, Counter[int]] = {}
@@ -152,8 +144,7 @@ class KnowledgePool:
 def checked(fabric_id: str, data: bytes) -> bytes:
     """A file's statistics of a fabric, checked; empty if the file is of another fabric or version.
 
-    Raises:
-        ValueError: the file is damaged or has impossible numbers.
+    Raises ValueError if the file is damaged or has impossible numbers.
     """
     shared = msgspec.msgpack.decode(data, type=Shared)
     if shared.version != VERSION or shared.fabric_id != fabric_id:

@@ -38,10 +38,8 @@ Loader = Callable[[Store, str], object]
 class Learner:
     """Owns thread `zerotune-learner`: serves requests one after the other.
 
-    Args:
-        store: `load` reads it; fitted models are saved in it.
-        load: makes knowledge; `empty` is used if it fails.
-        on_ready: called on the learner's thread with (fabric_id, knowledge).
+    `load` reads the store and makes knowledge; `empty` is used if it fails. `on_ready` is called on the learner's
+    thread with (fabric_id, knowledge).
     """
 
     def __init__(self, store: Store, load: Loader, empty: object, on_ready: Callable[[str, object], None]) -> None:
@@ -52,7 +50,6 @@ class Learner:
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._closing = False
         self.n_failed = 0
-        """Requests that could not be served."""
         self._child: subprocess.Popen[bytes] | None = None
         self._child_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="zerotune-learner", daemon=True)

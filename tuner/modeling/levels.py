@@ -54,7 +54,6 @@ class Cells(NamedTuple):
     place: Ints
     """Index of the communicator class."""
     key: Ints
-    """Index of the decision key."""
     default: Ints
     """Index of the cell of NCCL's own choice for the same messages; -1: none."""
 
@@ -78,18 +77,10 @@ class _Table(NamedTuple):
 
 
 def levelled(cells: Cells, cell: Ints, job: Ints, order: Ints, step: Ints, logs: Floats) -> Levelled | None:
-    """Corrections that make measurements comparable although the network's speed changed between them.
+    """Corrections that make measurements comparable although the network's speed changed; None if it never did.
 
-    All arrays but `cells` have one entry per measurement, shape (n,).
-
-    Args:
-        cells: the cells that `cell` indexes.
-        job: number of the measurement's job; later jobs have higher ones.
-        order: the measurement's position in the order of recording.
-        logs: natural logarithm of the duration in microseconds.
-
-    Returns:
-        The corrections; None if the network's level never changed.
+    All arrays but `cells` have one entry per measurement, shape (n,). `cell` is an index into `cells`. Later jobs have
+    higher numbers in `job`. `order` is the position in the order of recording, and `logs` are of microseconds.
     """
     if len(logs) < 2 * MIN_BLOCK_STEPS:
         return None
@@ -124,7 +115,7 @@ def _blocks(job: Ints, order: Ints, step: Ints) -> tuple[Ints, Ints]:
     """Block of each measurement, numbered over all jobs in the order of time, and the job of each block.
 
     Jobs that restart from a checkpoint count steps again, and imported measurements may have none. So time is the order
-    of recording, and blocks are cut where the step changes.
+    of recording, and blocks are cut whenever the step changes.
     """
     found, job_of_block, n_blocks = np.empty(len(job), np.int64), [], 0
     by_job = np.lexsort((order, job))

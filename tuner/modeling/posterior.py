@@ -115,14 +115,9 @@ def covariance(first: Floats, second: Floats) -> Floats:
 
 
 def condition(rows: Floats, known: Known, common_std: float, regime: int = 0) -> tuple[Floats, Floats]:
-    """Condition durations on measurements.
+    """Mean and standard deviation of the log durations of `rows` (of `Column`s), each [n], given measurements.
 
-    Args:
-        rows: rows of `Column`s, shape [n, columns].
-        common_std: standard deviation of an error (log) that all guesses on the machine share.
-
-    Returns:
-        Mean and standard deviation of the log durations, each [n].
+    `common_std` is the standard deviation of an error (log) that all guesses on the machine share.
     """
     guess, std, fewer, share = rows.T[[Column.guess, Column.std, Column.octaves_fewer, Column.transfer_share]]
     # The diagonal of `covariance`.
@@ -139,9 +134,7 @@ def condition(rows: Floats, known: Known, common_std: float, regime: int = 0) ->
 def joint(groups: Sequence[Floats], known: Known, common_std: float) -> list[tuple[Floats, Floats]]:
     """Mean, shape [n], and covariance, shape [n, n], of the log durations of every group of n rows in regime 0.
 
-    Args:
-        groups: rows of `Column`s.
-        common_std: as in `condition`.
+    `common_std` is as in `condition`.
     """
     cross, inner = _to_known(np.concatenate(groups), known, common_std)
     lower = np.linalg.cholesky(inner)

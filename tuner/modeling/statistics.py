@@ -33,16 +33,9 @@ _LEAST_LOG: Final = -20.0
 def at_usual_level(
     store: Store, fabric_id: str, *, limit: int | None = None, without_job: str | None = None
 ) -> NDArray[np.void]:
-    """Measurements with durations corrected to the network's usual speed.
+    """Measurements with durations corrected to the network's usual speed: STORED, shape (n,), oldest first.
 
-    So a setting that ran while the network was slow does not look slower than the others.
-
-    Args:
-        limit: take this many of the newest; None: all.
-        without_job: leave this job out; None: take all jobs.
-
-    Returns:
-        STORED, shape (n,), oldest first.
+    So a setting that ran while the network was slow does not look slower than the others. `limit` takes the newest.
     """
     rows = store.stored(fabric_id, limit=limit, without_job=without_job)
     usable = np.flatnonzero(rows["outcome"] == Outcome.ok)
@@ -59,12 +52,7 @@ def statistics(
 
     Durations are corrected for times when the network was slower. This takes two to three seconds per million rows.
 
-    Args:
-        job_id: take this job only; None: all jobs.
-        without_job: leave this job out; None: leave none out.
-
-    Returns:
-        One entry per (key, candidate, chosen by NCCL or not), sorted by key.
+    There is one entry per (key, candidate, chosen by NCCL or not), sorted by key.
     """
     rows = store.stored(
         fabric_id, job_id, without_job=without_job, outcome=Outcome.ok, names=_TIMED, any_chunk_size=True
@@ -119,15 +107,9 @@ def _settings(
 def _levels_of(
     settings: NDArray[np.int64], cell: NDArray[np.int64], rows: NDArray[np.void]
 ) -> Levelled | None:
-    """Corrections for a slower network; see `levelled`.
+    """Corrections of STORED rows for a slower network; see `levelled`.
 
-    Args:
-        settings: shape (n_cells, 10), in _SETTING_COLUMNS.
-        cell: index into `settings` of each measurement, shape (n,).
-        rows: STORED, shape (n,).
-
-    Returns:
-        The corrections; None if the network's level never changed.
+    `settings` are rows of _SETTING_COLUMNS; `cell` has the index of each measurement's setting.
     """
     if not len(rows):
         return None

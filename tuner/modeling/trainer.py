@@ -37,11 +37,7 @@ DAMAGED: Final = ".damaged"
 
 
 def train(store: Store, fabric_id: str, *, without_job: str | None = None) -> ModelRecord | None:
-    """Fit a model to everything measured on a fabric.
-
-    Returns:
-        The model, not yet saved; None: the fabric is unknown or has too few measurements.
-    """
+    """Fit a model to everything measured on a fabric, without saving it; None if that is too little."""
     facts = store.fabrics().get(fabric_id)
     if facts is None:
         return None
@@ -52,13 +48,9 @@ def train(store: Store, fabric_id: str, *, without_job: str | None = None) -> Mo
 def fit(
     block: npt.NDArray[np.void], fabric_id: str, facts: Mapping[str, str | int | float | bool]
 ) -> ModelRecord | None:
-    """Fit a model to measurements of one fabric.
+    """Fit a model to measurements of one fabric, described by `facts` (see `CostPrior`); None if points are too few.
 
-    Args:
-        facts: description of the fabric, see `CostPrior`.
-
-    Returns:
-        The model; its `error` is the median absolute error (log) at size classes left out. None: too few points.
+    Its `error` is the median absolute error (log) at size classes left out.
     """
     costs = CostPrior(facts)
     points = build(block, costs)
@@ -108,12 +100,9 @@ def keep(store: Store, record: ModelRecord) -> None:
 
 
 def load_correction(store: Store, fabric_id: str) -> tuple[Baked | None, str]:
-    """The correction that the last fit left for a fabric.
+    """The correction that the last fit left for a fabric, and its model id; (None, "") if none can be used.
 
     A damaged model is set aside under another name, so that the next fit replaces it. A read-only store is not changed.
-
-    Returns:
-        The correction and its model id; (None, "") if none can be used.
     """
     record = store.load_model(MODEL_NAME, fabric_id)
     if record is None:
@@ -131,11 +120,7 @@ def load_correction(store: Store, fabric_id: str) -> tuple[Baked | None, str]:
 
 
 def record_of(store: Store, fabric_id: str, model_id: str) -> ModelRecord | None:
-    """Find a saved model by the id that `load_correction` returned.
-
-    Returns:
-        The model; None if it no longer exists.
-    """
+    """The saved model with an id that `load_correction` returned; None if it no longer exists."""
     for record in store.models():
         if record.fabric_id == fabric_id and model_id and model_id.endswith(f"-{hash_of(record)}"):
             return record
@@ -148,12 +133,7 @@ def bake(model: Kriging, points: TrainingSet, costs: CostPrior) -> Baked:
     Cells that were never measured are predicted, too. Otherwise they would keep NCCL's cost and look fast beside
     measured cells that are slower than NCCL's cost.
 
-    Args:
-        model: fitted to `points`.
-        points: they give the communicators (the `MAX_COMMUNICATORS` with most points), collectives and sizes.
-
-    Returns:
-        The correction on its grid.
+    The points give the communicators (the `MAX_COMMUNICATORS` with most points), collectives and sizes.
     """
     shapes, counts = np.unique(np.stack([points.n_ranks, points.n_nodes], axis=1), axis=0, return_counts=True)
     shapes = shapes[np.argsort(-counts, kind="stable")[:MAX_COMMUNICATORS]]

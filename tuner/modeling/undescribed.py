@@ -1,4 +1,7 @@
-"""A cell's cost if NCCL's topology is not known: between its live tables, else along a generic line."""
+"""A cell's cost if NCCL's topology is not known: between its live tables, else along a generic line.
+
+Costs are microseconds, shape (n,), for sizes in bytes, shape (n,).
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,9 @@ GENERIC_INTER_GBS = 12.0
 
 
 def interpolated_cost(tables: Mapping[int, npt.NDArray[np.float32]], cell: tuple[int, int], sizes: Floats) -> Floats:
-    """Cost between the sizes that NCCL reported, log-log; beyond them proportional to the bytes.
+    """Cost between the sizes that NCCL reported, log-log; beyond them proportional to the bytes. NaN: not available.
 
-    Args:
-        tables: microseconds by algorithm and protocol, shape (7, 3), by message bytes; below zero: not available.
-        sizes: message bytes, shape (n,).
-
-    Returns:
-        Microseconds, shape (n,); NaN: not available.
+    A table has microseconds by algorithm and protocol, shape (7, 3); below zero: not available.
     """
     known = np.array(sorted(tables), dtype=np.float64)
     costs = np.array([float(tables[int(at)][cell]) for at in known])
@@ -48,11 +46,7 @@ def generic_cost(
 ) -> tuple[Floats, Floats]:
     """A latency-bandwidth line for hardware that nobody described: only its shape is reliable.
 
-    Args:
-        sizes: message bytes, shape (n,).
-
-    Returns:
-        Microseconds that do not depend on the bytes, and all microseconds, each of shape (n,).
+    Returns the part that does not depend on the bytes, and the whole.
     """
     n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes
     steps = max(1, n_ranks - 1) * (2 if collective is Collective.all_reduce else 1)

@@ -92,24 +92,20 @@ def choice_table(
     collectives: Sequence[Collective],
     ranks_per_node: int | None = None,
 ) -> ChoiceTable:
-    """The settings that would be chosen on a fabric.
+    """The settings that would be chosen on a fabric: one entry per collective, measured phase, node count and size.
+
+    A single rank has none.
 
     Args:
-        store_path: the SQLite file with earlier jobs' measurements; it may be missing if `fabric` is given.
+        store_path: may be missing if `fabric` is given.
         fabric: name or path of a fabric file; None: the fabric of the newest job.
         nodes: node counts; None: 1, 2, 4 and 8, or those of a fabric file that describes no network.
         sizes_bytes: NCCL's nBytes; None: doubling from 1 KiB to 1 GiB, and the smallest size of each other measured
             size class.
         ranks_per_node: None: that of the jobs, or else of the fabric file.
 
-    Returns:
-        One entry per collective, measured phase, node count and size; a single rank has none.
-
     Raises:
-        UserError: there is no job, the fabric has no network, a node has fewer ranks, the ranks of a node are unknown,
-            or there is only one rank.
-        FabricError: there is no such fabric.
-        StoreError: the store cannot be read.
+        UserError: there is no job, the fabric has no network, the ranks of a node do not fit or are unknown.
     """
     described = None if fabric is None else fabrics.load(fabric)
     knowledge, lines = Knowledge(), list[CandidateStatistics]()

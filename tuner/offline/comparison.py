@@ -33,13 +33,10 @@ class Comparison(NamedTuple):
 
 
 def compare(decision: Decision, here: Medians, everywhere: Medians) -> Comparison:
-    """Compare a decided setting with NCCL's own choice at the same key.
+    """Compare a decided setting with NCCL's own choice at the same key; None if no source has both times.
 
     The times come from the first source that has both: this job's medians, all jobs' medians, the decision's own
     measurements, the decision's predictions.
-
-    Returns:
-        Both times, from one source; None if no source has them.
     """
     own = None
     weighed = alternatives_of(decision)

@@ -49,11 +49,7 @@ _STRICT: Final = ("measurements", "chrome")
 
 
 def check_suffix(out: Path, to: str) -> None:
-    """Refuse a file name whose suffix belongs to another format.
-
-    Raises:
-        UserError: the suffix does not fit.
-    """
+    """Refuse a file name whose suffix belongs to another format, with a UserError."""
     suffix = out.suffix.lower()
     fitting = [one for one, formats in _SUFFIXES.items() if to in formats]
     if suffix in ("", *fitting) or (suffix not in _SUFFIXES and to not in _STRICT):
@@ -152,17 +148,10 @@ def plan_of(decisions: Iterable[Decision]) -> Plan:
 
 
 def export_plan(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
-    """Write our plan file.
-
-    Args:
-        job_id: id or name of the job; None: as for `learned_plan`.
-
-    Returns:
-        Remarks for the user.
+    """Write our plan file; returns remarks for the user.
 
     Raises:
         UserError: as `learned_plan`, or the file cannot be written.
-        StoreError: the store cannot be read.
     """
     with Store.open(store_path, read_only=True) as store:
         file, notes = learned_plan(store, job_id)
@@ -176,18 +165,13 @@ def export_plan(store_path: Path, out: Path, job_id: str | None = None) -> list[
 
 
 def export_table(to: str, store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
-    """Write another tuner's table.
+    """Write another tuner's table; returns remarks for the user.
 
     Args:
         to: one of `tuner_tables.FORMATS`.
-        job_id: id or name of the job; None: as for `learned_plan`.
-
-    Returns:
-        Remarks for the user.
 
     Raises:
         UserError: as `learned_plan` and `write_table`.
-        StoreError: the store cannot be read.
     """
     with Store.open(store_path, read_only=True) as store:
         file, notes = learned_plan(store, job_id)
@@ -198,17 +182,11 @@ def export_table(to: str, store_path: Path, out: Path, job_id: str | None = None
 def export_measurements(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
     """Write measurements with names instead of numbers, as Parquet if `out` ends in .parquet, else as CSV.
 
-    Unknown values are empty in CSV and null in Parquet. Each row names its job and its fabric.
-
-    Args:
-        job_id: id or name of the job; None: all jobs.
-
-    Returns:
-        Remarks for the user.
+    Unknown values are empty in CSV and null in Parquet. Each row names its job and its fabric. Without `job_id`, all
+    jobs are written. Returns remarks for the user.
 
     Raises:
         UserError: there is no such job or nothing measured, or the file cannot be written.
-        StoreError: the store cannot be read.
     """
     with Store.open(store_path, read_only=True) as store:
         if job_id is not None:
@@ -238,7 +216,7 @@ _ENUMS: Final = {
 
 _OF_JOB: Final = ("job_id", "fabric_id")
 _FORMULA: Final = re.compile("(^|[;,|\t])(?=[ ]*[=+@\t\r\n\uff1d\uff0b\uff0d\uff20-])")
-"""Includes full-width characters, which East Asian spreadsheets accept, too."""
+"""The full-width characters are those that East Asian spreadsheets accept, too."""
 
 
 def _columns(found: NDArray[Any], job_id: str, fabric_id: str) -> dict[str, list[Any]]:

@@ -21,11 +21,7 @@ SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def parse_parameters(text: str) -> float:
-    """A number of parameters from "7.5B", "350M" or "1T".
-
-    Raises:
-        UserError: it is not of that form, or not positive.
-    """
+    """A number of parameters from "7.5B", "350M" or "1T"; UserError unless it is a positive one."""
     number, factor = (text[:-1], SUFFIXES[text[-1:].upper()]) if text[-1:].upper() in SUFFIXES else (text, 1.0)
     try:
         count = float(number) * factor
@@ -69,12 +65,8 @@ def model_needs(model: str, n_ranks: int, precision: str, optimizer: str) -> Mod
     """Model states per rank and bytes per step under every stage.
 
     Args:
-        model: number of parameters as text, e.g. "7.5B", or a model's config.json.
-        n_ranks: ranks that share the model.
+        model: number of parameters, e.g. "7.5B", or a model's config.json.
         precision: "fp32", "bf16" or "fp16".
-
-    Returns:
-        The needs of all stages, in bytes.
 
     Raises:
         UserError: the analysis does not know a value.

@@ -30,14 +30,9 @@ class Gather:
 
 
 def gather(machine: Fabric, n_ranks: int, layer_bytes: float) -> Gather:
-    """Predict the all-gather of one layer, on as many nodes as the ranks fill.
+    """Predict the all-gather of one layer of `layer_bytes`, on as many nodes as the ranks fill.
 
-    Args:
-        machine: the fabric; extended beyond its number of nodes if necessary.
-        layer_bytes: bytes of the whole layer.
-
-    Returns:
-        NCCL's choice and its predicted time.
+    The fabric is extended beyond its number of nodes if necessary.
     """
     wider = machine.with_nodes(max(machine.max_nodes, -(-n_ranks // machine.ranks_per_node)))
     topology, message_bytes = wider.topology(wider.communicator(range(n_ranks))), round(layer_bytes)
@@ -75,11 +70,7 @@ class OverlapReport(msgspec.Struct, frozen=True):
 def overlaps(name: str, layer_parameters: float, n_tokens: int, ranks_per_group: int) -> OverlapReport:
     """Gathers of one layer, among all ranks and within groups, against the forward pass that should hide them.
 
-    Args:
-        name: name or path of a fabric file.
-
-    Returns:
-        One row for each number of ranks in RANKS.
+    There is one row for each number of ranks in RANKS. `name` may be the path of a fabric file.
 
     Raises:
         UserError: there is no such fabric, a count is below one, or the groups do not divide the ranks.

@@ -72,17 +72,7 @@ _STYLE: Final[dict[Any, Any]] = {
 
 
 def new_figure(height_inches: float, n_columns: int = 1, n_rows: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """An empty figure in the style of all our pictures.
-
-    Args:
-        height_inches: the whole figure's height.
-        n_columns: axes side by side.
-        n_rows: axes one above the other.
-        options: further arguments of matplotlib's `Figure.subplots`.
-
-    Returns:
-        The figure and its axes, row by row.
-    """
+    """An empty figure in the style of all our pictures, and its axes, row by row; `options` go to `Figure.subplots`."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH_INCHES, height_inches), layout="constrained")
         axes = figure.subplots(n_rows, n_columns, squeeze=False, **options).ravel().tolist()
@@ -123,14 +113,12 @@ def _drawing() -> Iterator[None]:
 
 
 def inline_svg(figure: Figure, name: str, description: str) -> str:
-    """A figure as an SVG element whose colours are CSS variables.
+    """A figure as an SVG element whose colours are CSS variables; it has no width and height.
+
+    A box's label is its title, which browsers show under the pointer. Screen readers read `description`.
 
     Args:
         name: unique in the page: ids within the SVG begin with it.
-        description: text for screen readers.
-
-    Returns:
-        The element, without width and height; a box's label is its title, which browsers show under the pointer.
     """
     boxes = [one for one in figure.findobj(matplotlib.patches.Rectangle) if str(one.get_label() or "_")[0] != "_"]
     for number, box in enumerate(boxes):
@@ -159,11 +147,7 @@ def inline_svg(figure: Figure, name: str, description: str) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture as PNG or SVG, by the suffix of `path`, on white.
-
-    Raises:
-        UserError: another suffix, or the file cannot be written.
-    """
+    """Write a picture on white as PNG or SVG, by the suffix of `path`; UserError for another suffix."""
     suffix = path.suffix.lower()
     if suffix not in (".png", ".svg"):
         raise UserError(f"cannot write a picture as {path.suffix or 'a file without suffix'}", "use .png or .svg")
@@ -179,7 +163,7 @@ def step_times(
 
     Args:
         runs: (label, step numbers (n,), duration of each step in us (n,)); the last run has the strong colour.
-        changes: steps at which the pace or the network changed, without a plan.
+        changes: steps at which training or the network became slower or faster, without a plan.
     """
     figure, (over_time, spread) = new_figure(2.7, 2, width_ratios=[3, 1], sharey=True)
     colours = [BEFORE, AFTER] if len(runs) > 1 else [AFTER]
@@ -207,8 +191,7 @@ def step_times(
 def winners(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[Winner | None]]) -> Figure:
     """Heat map of the settings in force, coloured by their saving; predictions are hatched.
 
-    Args:
-        cells: [row][column]; None if nothing ran.
+    `cells` are [row][column]; None if nothing ran.
     """
     # With many sizes, the picture gets wider, so that words still fit into cells.
     is_narrow = len(columns) > MAX_WIDE_COLUMNS
@@ -271,12 +254,9 @@ def step_timelines(steps: Sequence[tuple[str, float, Sequence[Lane], Sequence[La
 
 
 def over_steps(title: str, ylabel: str, steps: Array, values: Array, *, top: float | None = None) -> Figure:
-    """One line over the steps, and its running median.
+    """One line over the steps, and its running median; both arrays have shape (n,).
 
-    Args:
-        steps: step numbers, shape (n,).
-        values: shape (n,); NaN leaves gaps.
-        top: end of the vertical axis; None: from the values.
+    NaN leaves gaps in the line. Without `top`, the vertical axis ends at the highest value.
     """
     figure, (axes,) = new_figure(2.1)
     axes.plot(steps, values, color=AFTER, alpha=0.35, linewidth=0.7)

@@ -6,11 +6,7 @@ from ...store.counted import size_text
 
 
 def rounded_range(low_bytes: int, high_bytes: int, to: str = " to ") -> str:
-    """A range of sizes, rounded; one size if both ends are then equal.
-
-    Returns:
-        Text such as "1 MiB to 1.189 MiB".
-    """
+    """A rounded range such as "1 MiB to 1.189 MiB"; one size if both ends are then equal."""
     low, high = size_text(low_bytes), size_text(high_bytes)
     return low if low == high else f"{low}{to}{high}"
 

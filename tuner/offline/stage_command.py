@@ -30,7 +30,6 @@ class Recognition:
     """A recognition's result, and each change before as (calls so far, recognised from there on)."""
 
     trace: str
-    """Path of the trace."""
     job_id: str
     """Job of the trace; empty if the format does not name it."""
     changes: tuple[tuple[int, Shown], ...]
@@ -46,16 +45,11 @@ class Recognition:
 
 
 def read(path: Path, rank: int | None = None, job_id: str | None = None, format_name: str | None = None) -> Recognition:
-    """Process one rank of a trace as the daemon would.
+    """Process one rank of a trace, or of a folder of rank files, as the daemon would.
 
     Args:
-        path: a trace file, or a folder of rank files.
-        rank: which rank; None: the first in it.
-        job_id: which job, if the path has our own traces of several.
-        format_name: read it as this format; None: found out.
-
-    Returns:
-        What was recognised, and when.
+        rank: None: the first in the trace.
+        job_id: needed if the path has our own traces of several jobs.
 
     Raises:
         TraceError: it is no trace, or of several jobs and `job_id` is None.
@@ -83,23 +77,10 @@ def _unless_incomplete(reading: Recognition, summary: Summary) -> Recognition:
 def read_several(
     paths: Sequence[Path], rank: int | None = None, job_id: str | None = None, format_name: str | None = None
 ) -> list[Recognition]:
-    """Process one rank of each job in several traces, job after job.
+    """Process one rank of each job in several traces, job after job; raises as `read` does.
 
     Our own files of one job belong together, whichever path they come from. Other formats do not name jobs: each of
     their paths counts as one.
-
-    Args:
-        paths: trace files, or folders of rank files.
-        rank: which rank; None: the first in each.
-        job_id: only this job.
-        format_name: read them as this format; None: found out.
-
-    Returns:
-        What was recognised of each job, and when.
-
-    Raises:
-        TraceError: a path is no trace.
-        UserError: one of them has no records of that rank or job.
     """
     from ..traces.trace import read_trace
 

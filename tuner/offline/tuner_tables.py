@@ -98,14 +98,11 @@ class _Rules(msgspec.Struct):
 
 
 def write_table(to: str, rows: Sequence[PlanRow], out: Path, whose: str = "") -> list[str]:
-    """Write a plan's rows.
+    """Write a plan's rows; returns remarks on the format's traps and on what it cannot express.
 
     Args:
         to: one of `FORMATS`.
         whose: words after the number of rows, such as " of job x".
-
-    Returns:
-        Remarks for the user: the format's traps, and what it cannot express.
 
     Raises:
         UserError: the file cannot be written, or NCCLX would read it as a CSV.

@@ -23,17 +23,10 @@ _MAX_BYTES: Final = 2**62
 
 
 def read_nvidia_csv(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> list[PlanRow]:
-    """Rows of NVIDIA's CSV as its plugin reads them, but names that it would misread are refused.
+    """Rows of NVIDIA's CSV as its plugin reads them, in the file's order.
 
-    Args:
-        communicators: the plan's communicators. A row for any number of ranks or nodes (-1) becomes one row for each
-            that it matches; it is refused if there are none.
-
-    Returns:
-        The rows, in the file's order.
-
-    Raises:
-        PlanError: the file cannot be read, or a row is invalid.
+    Names that the plugin would misread raise PlanError, like invalid rows. A row for any number of ranks or nodes (-1)
+    becomes one row for each of `communicators` that it matches. It is refused if there are none.
     """
     try:
         text = read_file(path, MAX_FILE_BYTES).decode()
@@ -86,16 +79,9 @@ def _candidate(algorithm: str, protocol: str, n_channels: int) -> Candidate:
 
 
 def _matching(n_nodes: int, n_ranks: int, communicators: Sequence[CommunicatorClass]) -> Sequence[CommunicatorClass]:
-    """The communicators of a row.
+    """The row's own communicator if it names one, else those that it matches; a number of -1 matches any.
 
-    Args:
-        n_nodes: the row's nodes; -1: any number.
-
-    Returns:
-        The row's own communicator if it names one, else those that it matches.
-
-    Raises:
-        ValueError: the numbers are impossible, or no communicator is known.
+    Raises ValueError if the numbers are impossible, or no communicator is known.
     """
     if n_nodes >= 1 and n_ranks >= 1:
         return (CommunicatorClass(n_ranks, n_nodes),)
@@ -118,16 +104,9 @@ def is_ncclx(begin: bytes) -> bool:
 
 
 def read_ncclx(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> list[PlanRow]:
-    """Rows of NCCLX's CSV or JSON. A rule that a plan cannot express is refused.
+    """Rows of NCCLX's CSV or JSON, in the file's order; PlanError for a rule that a plan cannot express.
 
-    Args:
-        communicators: as for `read_nvidia_csv`.
-
-    Returns:
-        The rows, in the file's order.
-
-    Raises:
-        PlanError: the file cannot be read, or a rule is invalid.
+    `communicators` are used as by `read_nvidia_csv`.
     """
     try:
         data = read_file(path, MAX_FILE_BYTES)

@@ -62,14 +62,7 @@ class WinnerTable(NamedTuple):
 def winner_table(
     in_force: Mapping[DecisionKey, Decision], against_own: Callable[[Decision], Comparison]
 ) -> WinnerTable:
-    """Settings in force as a table.
-
-    Args:
-        against_own: compares a decision's setting with NCCL's own choice.
-
-    Returns:
-        The table; if keys share a cell, the measured winner that changed most.
-    """
+    """Settings in force as a table; if keys share a cell, it has the measured winner that changed most."""
     rows = sorted({(key.collective, key.phase, key.communicator) for key in in_force})
     octaves = sorted({_octave(key) for key in in_force})
     cells: list[list[Winner | None]] = [[None] * len(octaves) for _ in rows]

@@ -23,17 +23,14 @@ class AbsentJobs:
     def has_ended(
         self, job_id: str, name: str, step: int, *, silent_since_s: float | None = None, failure: str = ""
     ) -> EndedJob:
-        """The last rank of a job has left, or has been silent for too long.
+        """Record that the last rank of a job has left, or has been silent for too long.
 
         A late rank may greet after the others have left, and leave at once: the job's earlier record is kept.
 
-        Args:
-            name: the job's name, if it has one.
-            silent_since_s: when the first silent rank sent its last message, on the clock; None if all said goodbye.
-            failure: the rank whose script an exception ended, and the exception's type.
+        `failure` names the rank whose script an exception ended, and the exception's type.
 
-        Returns:
-            The record of the job's end.
+        Args:
+            silent_since_s: when the first silent rank sent its last message; None if all said goodbye.
         """
         ended_at_s = self._clock() if silent_since_s is None else silent_since_s
         job = EndedJob(job_id, step, silent_since_s is not None, name=name, failure=failure)

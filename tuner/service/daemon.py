@@ -58,7 +58,6 @@ class Daemon:
         self._calls: deque[Callable[[], None]] = deque()
         self._stopping = False
         self.n_errors = 0
-        """Failures of the daemon itself."""
         self.n_refused = 0
         """Messages that could not be decoded, and records with a number out of range."""
 
@@ -152,7 +151,7 @@ class Daemon:
                 return
 
     def _shed(self) -> None:
-        """There is no memory for a message: drop it and all waiting messages."""
+        """Without memory for a message, drop it and all waiting messages."""
         self.n_errors += 1
         n_waiting, self._inbox = len(self._inbox), Inbox()
         give_back_memory()

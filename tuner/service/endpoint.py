@@ -35,8 +35,7 @@ _REMEDY: Final = ENDPOINT_REMEDY
 class BoundEndpoint:
     """Keeps `socket` bound to `endpoint`, exclusively, until `release`.
 
-    Raises:
-        UserError: another daemon has it, others could reach it, or it cannot be bound.
+    Raises UserError if another daemon has it, others could reach it, or it cannot be bound.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | None) -> None:
@@ -91,14 +90,10 @@ class BoundEndpoint:
 
 
 def check_second(listen: str, endpoint: str, curve_dir: Path | None) -> None:
-    """Check that a daemon at `endpoint` may also listen at `listen`.
-
-    Args:
-        listen: `tcp://`, for daemons of other nodes.
-        endpoint: `ipc://`, for the ranks of its node.
+    """Check that a daemon at `endpoint`, for the ranks of its node, may also `listen` for daemons of other nodes.
 
     Raises:
-        UserError: `listen` is no such address, or would be open to the network.
+        UserError: `listen` is not `tcp://`, or would be open to the network.
     """
     if not (listen.startswith("tcp://") and endpoint.startswith("ipc://")):
         raise UserError(f"--listen {listen} is no second address of {endpoint}", "give tcp://HOST:PORT beside ipc://")
@@ -110,8 +105,7 @@ def check_second(listen: str, endpoint: str, curve_dir: Path | None) -> None:
 def make_keys(folder: Path) -> None:
     """Write new keys into `folder`: those of one server, and those of one client that may connect to it.
 
-    Raises:
-        UserError: there are keys already, or the folder cannot be written.
+    Raises UserError if there are keys already, or the folder cannot be written.
     """
     names = ("server.key", "server.key_secret", "client.key", "client.key_secret")
     # Contents come before their folder: this is the order in which they are removed again.

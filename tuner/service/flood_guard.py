@@ -24,7 +24,7 @@ from .process_limits import give_back_memory
 _log = logging.getLogger("zerotune.daemon")
 
 MAX_RESIDENT_BYTES: Final = 1536 * 2**20
-"""Several times what thousands of ranks need."""
+"""Several times the need of thousands of ranks."""
 STEP_BYTES: Final = 256 * 2**20
 """After connections were ended, memory must grow by this much before they are ended again."""
 LOOK_EVERY_MS: Final = 200
@@ -35,8 +35,7 @@ RESERVED: Final = 4
 class FloodGuard:
     """Owns thread `zerotune-flood-guard`: watches from its construction, before `socket` is bound, until `stop`.
 
-    Args:
-        socket: the daemon's socket; the guard reads its events from now on.
+    From the construction on, only the guard reads the socket's events.
     """
 
     def __init__(self, socket: zmq.Socket[Any]) -> None:

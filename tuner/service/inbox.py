@@ -10,7 +10,7 @@ MAX_WAITING_BYTES: Final = 64 * 2**20
 
 
 class Inbox:
-    """Messages with records wait here; messages without wait only behind one of the same sender.
+    """Messages with records wait here; messages without records wait only behind one of the same sender.
 
     Each sender's messages stay in order, and no rank waits for its plan behind another rank's observations.
     """

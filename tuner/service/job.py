@@ -51,7 +51,7 @@ MISSING_AFTER_S: Final = 10.0
 
 
 class Job:
-    """State of one job; its methods never raise on what ranks send.
+    """State of one job; its methods never raise on ranks' messages.
 
     Messages that arrive before the brain exists wait in a bounded backlog. If a brain raises, it is dropped: the job
     goes on with the plan in force, and its status reports that.
@@ -60,7 +60,6 @@ class Job:
     def __init__(self, hello: Hello, now_s: float, uplinks: UplinksLike) -> None:
         self.job_id = hello.job_id
         self.name = ""
-        """The job's name; empty if it has none."""
         self.take_name(hello.name)
         self.fabric_id = hello.fabric_id
         self.fabric = hello.fabric
@@ -94,7 +93,8 @@ class Job:
         self._missing_evidence = MissingEvidence.too_early
         self._frozen_since = 0
         self.shadow = ""
-        """What a brain in shadow would change by now; empty: it is not in shadow, or there are too few steps."""
+        """The change that a brain in shadow would make by now; empty: it is not in shadow, or there are too few steps.
+        """
         self.n_observations = 0
         self.n_gone_drops = 0
         self.trouble = ""
@@ -147,11 +147,7 @@ class Job:
             self.call_brain(event)
 
     def call_brain(self, event: Callable[[Brain], None], n_bytes: int = 0) -> None:
-        """Call the brain; if it raises, tuning of this job stops.
-
-        Args:
-            n_bytes: size of the records that `event` keeps.
-        """
+        """Call the brain; if it raises, tuning of this job stops. `event` keeps records of `n_bytes`."""
         if self._brain is None:
             has_room = len(self._backlog) < MAX_BACKLOG and self._backlog_bytes + n_bytes <= MAX_BACKLOG_BYTES
             if not self.trouble and has_room:
@@ -220,11 +216,11 @@ class Job:
         self._passages[rank] = passages
 
     def lateness(self) -> Lateness:
-        """Which ranks collectives wait for."""
+        """The ranks that collectives wait for."""
         return self.late_ranks.lateness(float(median(self._step_us)) if self._step_us else 0.0)
 
     def node_news(self) -> tuple[str, Lateness]:
-        """What this node reports to the leading daemon: its name and its late ranks."""
+        """This node's name and its late ranks, for the leading daemon."""
         return self.late_ranks.hosts.get(self.lead_rank, ""), self.lateness()
 
     def news(self, now_s: float, *, at_once: bool = False) -> tuple[Passages, Lateness] | None:

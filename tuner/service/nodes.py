@@ -1,4 +1,4 @@
-"""A job on several nodes: what one node's daemon knows of the others. Pure, like the service.
+"""A job on several nodes, as one node's daemon knows the others. Pure, like the service.
 
 The daemon of rank 0 leads the job: only it has a brain. The other nodes' daemons join their own ranks' records and
 forward one record per call, with the shortest duration of their ranks. The shortest over all nodes is then the call's.
@@ -27,14 +27,12 @@ MAX_FORWARDED: Final = MAX_RECORDS_BYTES // OBSERVATION_BYTES // 2
 
 
 class UplinksLike(Protocol):
-    """What the service needs of `zerotune.tuner.service.uplinks.Uplinks`; no call waits or fails."""
+    """The methods of `zerotune.tuner.service.uplinks.Uplinks` that the service needs; no call waits or fails."""
 
     def send(self, job_id: str, endpoint: str, message: Forwarded, records: Any) -> None:
-        """Send to a leading daemon, over a connection that only this job uses.
+        """Send to a leading daemon at `tcp://`, over a connection that only this job uses.
 
-        Args:
-            endpoint: address of the leading daemon, `tcp://`.
-            records: bytes of OBSERVATION, `message.n_records` of them.
+        `records` are bytes of OBSERVATION, `message.n_records` of them.
         """
 
     def close(self, job_id: str) -> None:
@@ -49,7 +47,7 @@ class RankSession(msgspec.Struct):
 
 
 class NodeSession(msgspec.Struct):
-    """What the leading daemon knows of another node's daemon."""
+    """Another node's daemon, as the leading daemon knows it."""
 
     rank: int
     """Lowest rank on that node; the joiner knows the reporter by it."""
@@ -84,11 +82,7 @@ class Uplink:
         self._last_message_at_s = now_s
 
     def hello(self, now_s: float, rank: int, n_ranks: int, news: Callable[[], tuple[str, Lateness]]) -> None:
-        """Greet the leading daemon, at most once per FORWARD_EVERY_S.
-
-        Args:
-            news: called for each greeting; returns this node's name and its late ranks.
-        """
+        """Greet the leading daemon with this node's name and late ranks, at most once per FORWARD_EVERY_S."""
         if self.endpoint and now_s - self._sent_at_s >= FORWARD_EVERY_S:
             self._sent_at_s = now_s
             node, lateness = news()
@@ -96,11 +90,7 @@ class Uplink:
             self._uplinks.send(self._job_id, self.endpoint, message, b"")
 
     def forward(self, rank: int, n_ranks: int, observed: NDArray[np.void]) -> None:
-        """Send joined observations to the leading daemon, in as many messages as needed.
-
-        Args:
-            observed: OBSERVATION, shape (n,).
-        """
+        """Send joined observations (OBSERVATION, shape (n,)) to the leading daemon, in as many messages as needed."""
         for first in range(0, len(observed), MAX_FORWARDED):
             part = observed[first : first + MAX_FORWARDED]
             self._send(rank, n_ranks, part.tobytes(), len(part))
@@ -122,4 +112,4 @@ class NoUplinks(UplinksLike):
         """Send nothing."""
 
     def close(self, job_id: str) -> None:
-        """Do nothing: there is no connection."""
+        """Do nothing, as there is no connection."""

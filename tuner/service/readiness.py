@@ -18,8 +18,7 @@ LOOK_EVERY_S: Final = 1.0
 def report_ready(ready_fd: int | None = None) -> None:
     """Report that ranks are served: to systemd if it started this process (`Type=notify`), and at a descriptor.
 
-    Args:
-        ready_fd: descriptor of the writing end of a pipe; it is closed afterwards. None: there is none.
+    The descriptor `ready_fd`, the writing end of a pipe, is closed afterwards.
     """
     if ready_fd is not None:
         with contextlib.suppress(OSError):  # the process that waited has ended

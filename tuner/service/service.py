@@ -70,12 +70,9 @@ Share = Callable[[str, Mapping[str, "str | int | float | bool"], str, NDArray[np
 class Service:
     """All jobs of one daemon.
 
-    Args:
-        store: records everything.
-        brains: makes a job's brain once its fabric's knowledge is loaded.
-        clock: seconds since the epoch; it never goes back.
-        uplinks: connections to leading daemons of jobs whose rank 0 is elsewhere.
-        share: sends this daemon's measurements to other nodes; neither blocks nor raises.
+    `clock` gives seconds since the epoch and must never go back. `brains` makes a job's brain once its fabric's
+    knowledge is loaded. `share` sends measurements to other nodes; it and `uplinks`, to jobs whose rank 0 is elsewhere,
+    must neither block nor raise.
     """
 
     def __init__(
@@ -103,7 +100,6 @@ class Service:
         self.n_refused = 0
         """Messages answered with an error."""
         self.n_ended = 0
-        """Jobs that have ended here."""
         self.n_unannounced = 0
         """Messages of ranks that had not greeted, as after a restart of the daemon."""
 
@@ -122,13 +118,9 @@ class Service:
         return tuple(job.status(self._clock()) for job in self._jobs.values())
 
     def handle(self, sender: bytes, message: AgentMessage, records: NDArray[np.void] | None) -> list[Reply]:
-        """Handle one message of a rank or of another node's daemon.
+        """Handle one message of a rank or of another node's daemon; returns answers with their receivers.
 
-        Args:
-            records: records of Observations, Forwarded (OBSERVATION, shape (n,)) or CostTables; else None.
-
-        Returns:
-            Answers, each with its receiving connection.
+        `records` belong to Observations and Forwarded (OBSERVATION, shape (n,)) or to CostTables.
         """
         if isinstance(message, Hello):
             return self._hello(sender, message)
@@ -365,7 +357,7 @@ class Service:
             job.give_brain(lambda: self._brains(job.job_id, job.fabric_id, job.fabric, knowledge, job.options))
 
     def _ring(self, job: Job, rank: int, bell: Bell) -> list[Reply]:
-        """Pass rank 0's bell to all other ranks, and another rank's to rank 0."""
+        """Pass rank 0's wake-up to all other ranks, and another rank's to rank 0."""
         senders = [sender for each, (sender, _) in job.ranks.items() if (each == 0) != (rank == 0)]
         return [(sender, bell) for sender in [*senders, *(job.nodes if rank == 0 else ())]]
 

@@ -60,23 +60,13 @@ def run_daemon(
 ) -> int:
     """Serve until SIGTERM or SIGINT, then join and write all messages that have arrived.
 
-    Args:
-        endpoint: address for the ranks of this node.
-        store_path: the SQLite file; created if missing.
-        listen: second address, `tcp://`, for daemons of other nodes.
-        idle_exit_s: end after this time without a connected rank; None: never.
-        curve_dir: folder with the keys for `tcp://`.
-        retention: when the store deletes old data; None: the store's default.
-        settings: what brains may try; None: the defaults of `BrainSettings`.
-        brains: makes a job's brain; None: `tuner.learning`'s. For tests.
-        load_knowledge: loads the knowledge of a fabric's brains; None: `tuner.learning`'s. For tests.
-        knowledge_pool: folder in which users share measurements; None: share with nobody.
-        fleet: sends this node's measurements to other nodes; closed at the end.
-        shelf: the book of other nodes' results; started and closed here.
-        on_ready: called with the store's path and all addresses once ranks are served.
+    A missing store is created. `listen` is a second address, `tcp://`, for daemons of other nodes, with the keys of
+    `curve_dir`. After `idle_exit_s` without a connected rank the daemon ends. `knowledge_pool` is a folder in which
+    users share measurements.
 
-    Returns:
-        Exit code 0.
+    The function closes `fleet`, and starts and closes `shelf`. It calls `on_ready` with the store's path and all
+    addresses once ranks are served. Tests pass `brains` and `load_knowledge` instead of those of `tuner.learning`. The
+    exit code is 0.
 
     Raises:
         UserError: an address is taken, unsafe or not `tcp://` beside `ipc://`, or too few files can be opened.

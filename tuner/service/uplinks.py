@@ -32,11 +32,7 @@ ANEW_S: Final = 30.0
 
 
 class Uplinks(UplinksLike):
-    """One socket for each job that is led elsewhere.
-
-    Args:
-        keys_dir: folder with `client.key_secret` and `server.key`; None: no other daemon is reached.
-    """
+    """One socket for each job that is led elsewhere; without `client.key_secret` and `server.key`, none is reached."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys_dir: Path | None) -> None:
         self._context = context
@@ -44,7 +40,7 @@ class Uplinks(UplinksLike):
         self._names = Names()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._sent_at_s: dict[str, float] = {}
-        """By job, the time of the last send, or of the socket's creation."""
+        """The time of the last send, or of the socket's creation, by job."""
         self._refused: set[str] = set()
         self.n_unsent = 0
         self._n_ignored = 0

@@ -22,8 +22,7 @@ _UNREADABLE: Final = re.compile("\0|\r(?!\n)")
 def csv_chunks(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, bytes]]:
     """The file in pieces that end where a row ends, each with the number of its first line.
 
-    Raises:
-        TraceError: a quote is not closed for too long, or the file cannot be read.
+    Raises TraceError if a quote is not closed for too long.
     """
     first_line, held = 1, b""
     for chunk in line_chunks(path, summary):

@@ -59,10 +59,8 @@ class TraceFile:
     def pieces(self) -> Iterator[tuple[bytes, bool]]:
         """Pieces of unpacked bytes, each with whether a gzip member ends there.
 
-        Raises:
-            zlib.error: the file is no gzip, or damaged.
-            TraceError: it unpacks to more than MAX_UNPACKED_BYTES, or beyond FREE_BYTES to more than MAX_RATIO times
-                its size.
+        Raises zlib.error if the file is no gzip, or damaged. Raises TraceError if it unpacks to more than
+        MAX_UNPACKED_BYTES, or beyond FREE_BYTES to more than MAX_RATIO times its size.
         """
         n_packed = n_unpacked = 0
         packed = self._raw.read(_PACKED_CHUNK_BYTES)
@@ -119,10 +117,7 @@ def head(path: Path) -> bytes:
 def line_chunks(path: Path, summary: Summary | None = None) -> Iterator[bytes]:
     """The file in pieces of about half a megabyte that end where a line ends (the last may not).
 
-    `summary` gets a note if the file seems to be truncated.
-
-    Raises:
-        TraceError: a line is longer than MAX_LINE_BYTES, or the file cannot be read.
+    `summary` gets a note if the file seems to be truncated. A line longer than MAX_LINE_BYTES raises TraceError.
     """
     with opened(path) as file:
         rest, is_first = b"", True
@@ -153,7 +148,6 @@ class Batches(NamedTuple):
     first_key: str
     """The quoted key at which each element usually begins; it may be another one."""
     decoder: msgspec.json.Decoder[Any]
-    """Decoder of a list of elements."""
 
 
 class JsonStream:

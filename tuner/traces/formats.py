@@ -26,7 +26,7 @@ class Format:
     matches: Callable[[bytes], bool]
     """Whether the first 64 KiB of a file (unpacked) begin a trace of this format."""
     read: Callable[[Path, Summary], Iterator[Block]]
-    """Yields the file's records, and fills in the summary. Raises TraceError."""
+    """Yields the file's records, and fills in the summary."""
     record: str
     """One record of this format, in words."""
 

@@ -7,7 +7,7 @@ from typing import Final
 
 
 class LeftOut(Enum):
-    """A reason: its name is the key in `import --json`, its value is what people read."""
+    """A reason: its name is the key in `import --json`, its value is the text for people."""
 
     no_duration = "no duration"
     enqueue_time = "the time it took to enqueue, not to run"

@@ -64,10 +64,8 @@ class Portion:
 def measured(block: Block, user_facts: UserFacts, summary: Summary, *, is_one_shape: bool = False) -> Block:
     """The timed records of a block, OBSERVATION of shape (n,), as MEASUREMENT; others are counted by reason.
 
-    With `is_one_shape`, all communicators have one size, and the user's ranks and nodes take precedence.
-
-    Raises:
-        UserError: NCCL cannot run the user's setting for these records, or they cannot be on that number of nodes.
+    With `is_one_shape`, all communicators have one size, and the user's ranks and nodes take precedence. Raises
+    UserError if NCCL cannot run the user's setting for these records, or they cannot be on that number of nodes.
     """
     rows = np.zeros(len(block), MEASUREMENT)
     for name in _SAME_FIELDS:
@@ -98,10 +96,7 @@ def with_setting(
     """The rows, MEASUREMENT of shape (n,), whose setting the file or the user names; the others are counted.
 
     Rows are changed in place. `is_forced`, shape (n,), marks rows for which the file says that NCCL did not choose the
-    setting.
-
-    Raises:
-        UserError: NCCL cannot run the user's setting for these rows.
+    setting. Raises UserError if NCCL cannot run the user's setting for these rows.
     """
     is_forced = np.zeros(len(rows), bool) if is_forced is None else is_forced
     silent = (rows["algorithm"] == UNKNOWN_U1) & (rows["is_default"] == 0)
@@ -152,8 +147,7 @@ def without_impossible(rows: Block, summary: Summary) -> Block:
 def placed(rows: Block, user_facts: UserFacts, summary: Summary) -> Block:
     """The rows whose numbers of ranks and nodes are known, from the file or from the user; the others are counted.
 
-    Raises:
-        UserError: the rows cannot be on that number of nodes.
+    Raises UserError if the rows cannot be on that number of nodes.
     """
     kept: Block = rows[_place(rows, user_facts, summary)]
     return kept

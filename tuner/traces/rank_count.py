@@ -85,7 +85,7 @@ class RankCount(NamedTuple):
     is_complete: bool = False
     """Whether all of them are listed."""
     remark: str = ""
-    """A note on what is wrong; empty: nothing is."""
+    """A note on an error in the file's facts; empty: there is none."""
     contradiction: str = ""
     """Why the number is unknown although the file has facts about it."""
 

@@ -145,7 +145,7 @@ def _add(text: str, remarks: list[str]) -> None:
 
 @dataclass
 class Summary:
-    """What was found, and what could not be used, with reasons; reading blocks fills it in."""
+    """Found records, and unusable ones with reasons; reading blocks fills it in."""
 
     n_files: int = 0
     n_records: int = 0
@@ -171,7 +171,6 @@ class Summary:
     fabrics: list[str] = field(default_factory=list)
     """The fabric ids under which its measurements are recorded."""
     extents: list[Extent] = field(default_factory=list)
-    """Extents of its measurements."""
     is_named_after_folder: bool = False
     """Whether some fabric ids are only the folder's name."""
 
@@ -202,7 +201,7 @@ class Summary:
         return ", such as ".join(filter(None, (reason.value, ", ".join(self.examples.get(reason, ())))))
 
     def note_ranks(self, count: RankCount, file_name: str) -> None:
-        """Note what is wrong with a file's ranks, or why their number is unknown."""
+        """Note an error in a file's ranks, or why their number is unknown."""
         if count.remark:
             self.note(f"{file_name}: {count.remark}")
         if count.contradiction:

@@ -144,7 +144,7 @@ def near_miss(begin: bytes) -> Refusal | None:
 
 
 def wrong_with(line: str, number: int) -> Refusal | None:
-    """What is wrong with the line that names a table's columns, or with the line in its place."""
+    """The fault of the line that names a table's columns, or of the line in its place."""
     header = line.lstrip("# ")
     for separator, words in _SEPARATORS.items():
         names = {name.strip(' "').lower() for name in header.split(separator)}

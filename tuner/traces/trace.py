@@ -84,19 +84,14 @@ class Trace:
         return self.format_name in MEASURING_FORMATS
 
     def refuse_job(self, job_id: str | None) -> None:
-        """Refuse the request for one job of a trace whose format does not name jobs; only our own does.
-
-        Raises:
-            UserError: `job_id` is not None.
-        """
+        """Raise UserError for a job of a trace whose format does not name jobs; only our own does. None passes."""
         if job_id is not None:
             raise UserError(f"--job {job_id}: {self.title} does not name jobs", "leave it out")
 
     def blocks(self) -> Iterator[Block]:
         """The records in the files' order, in arrays of at most 64 Ki rows.
 
-        Raises:
-            TraceError: no file can be read; of several, the damaged ones are counted and named.
+        Damaged files are counted and named; TraceError if no file can be read.
         """
         self._begin()
         yield from self._of_files(self._blocks_of)
@@ -159,7 +154,6 @@ class Trace:
         setting that the file or the user names are counted as unusable.
 
         Raises:
-            TraceError: as `blocks`.
             UserError: the user's facts contradict these records.
         """
         self._begin()
@@ -226,10 +220,6 @@ class Trace:
         """The rows of `portions` without their jobs and fabrics: MEASUREMENT, shape (n,), n at most 64 Ki.
 
         The arguments are the fields of `UserFacts`.
-
-        Raises:
-            TraceError: as `blocks`.
-            UserError: as `portions`.
         """
         for portion in self.portions(UserFacts(setting, is_default, n_nodes, n_ranks)):
             yield portion.rows
@@ -238,10 +228,8 @@ class Trace:
 def read_trace(path: str | Path, format_name: str | None = None, *, collective: Collective | None = None) -> Trace:
     """The trace in a file, or in a folder with one file per rank; its records are read and checked later.
 
-    `collective` is the collective that ran, for files that do not name it.
-
-    Raises:
-        TraceError: there is no file, the format is unknown, or files have several formats.
+    `collective` is the collective that ran, for files that do not name it. Raises TraceError if there is no file, the
+    format is unknown, or files have several formats.
     """
     path = Path(path)
     given = None if format_name is None else by_name(format_name)

@@ -58,13 +58,9 @@ class History:
         self._retry_at_s = 0.0
 
     def of(self, path: Path, job_ids: Sequence[str]) -> dict[str, JobHistory]:
-        """The histories of connected jobs by now.
+        """The histories of connected jobs by id; others are forgotten.
 
-        Args:
-            job_ids: ids of connected jobs; others are forgotten.
-
-        Returns:
-            Histories by job id; empty if the store cannot be read here: `problem` has the reason.
+        It is empty if the store cannot be read here: `problem` has the reason.
         """
         self._jobs = {job_id: self._jobs.get(job_id, JobHistory()) for job_id in job_ids}
         try:

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 def pressed() -> Iterator[Callable[[float], str]]:
     """While it is open, the terminal delivers each key at once; afterwards its mode is restored in every case.
 
-    Yields:
-        A function that waits for some seconds and returns the pressed keys, or an empty text. If stdin is no terminal,
-        it only waits.
+    It yields a function that waits for some seconds and returns the pressed keys, or an empty text. If stdin is no
+    terminal, it only waits.
     """
     if not sys.stdin.isatty():
         yield _slept

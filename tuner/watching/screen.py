@@ -22,13 +22,9 @@ LEAST_SHOWN_PERCENT: Final = 0.05
 
 
 def screen(snapshot: Snapshot, width: int, height: int | None = None) -> list[Text]:
-    """Lines of at most `width` columns.
+    """At most `height` lines of at most `width` columns.
 
-    Args:
-        height: most lines; None: no limit.
-
-    Returns:
-        At most `height` lines; if they do not fit, decisions are left out first, then the last jobs.
+    If they do not fit, decisions are left out first, then the last jobs.
     """
     lines = [_fitted(_head(snapshot), width)]
     lines += [_fitted(Text(one.text, "red" if one.is_bad else "yellow"), width) for one in snapshot.notices]

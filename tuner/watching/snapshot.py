@@ -133,7 +133,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     store_path: str = ""
     options: str = ""
     budget_percent: float | None = None
-    """What exploration may cost, in percent of step time; None: there is none, or it is unknown."""
+    """Allowed cost of exploration, in percent of step time; None: there is no limit, or it is unknown."""
     notices: Sequence[Notice] = ()
     jobs: Sequence[JobView] = ()
     next_steps: Sequence[tuple[str, str]] = ()
@@ -141,14 +141,9 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def snapshot_of(reply: wire.StatusReply, histories: Mapping[str, JobHistory], history_problem: str = "") -> Snapshot:
-    """The snapshot of a daemon's answer and its store.
+    """The snapshot of a daemon's answer and its store, with all known steps and decisions.
 
-    Args:
-        histories: histories by job id; jobs may be missing.
-        history_problem: why the store cannot be read here.
-
-    Returns:
-        The snapshot with all known steps and decisions.
+    `histories` are by job id, and may lack jobs. `history_problem` is the reason why the store cannot be read here.
     """
     options = reply.options
     notices = [Notice(words, style == "bold red") for words, style in (*store_text(reply), *fleet_text(reply.fleet))]
@@ -181,7 +176,7 @@ def _next_steps(reply: wire.StatusReply) -> Sequence[tuple[str, str]]:
 
 
 def since(snapshot: Snapshot, before: Snapshot) -> Snapshot:
-    """The snapshot without what `before` has already: older steps, and unchanged decisions and keys."""
+    """The snapshot without parts that `before` has already: older steps, and unchanged decisions and keys."""
     known = {job.job_id: job for job in before.jobs}
     return msgspec.structs.replace(
         snapshot, jobs=[_job_since(job, known[job.job_id]) if job.job_id in known else job for job in snapshot.jobs]

@@ -16,8 +16,7 @@ TIMEOUT_S: Final = 2.0
 class Watcher:
     """Asks one daemon and reads its store; belongs to one thread.
 
-    Args:
-        curve_dir: folder with the keys for `tcp://`; None: ZEROTUNE_CURVE_KEYS names it.
+    Without `curve_dir`, ZEROTUNE_CURVE_KEYS names the folder with the keys for `tcp://`.
     """
 
     def __init__(self, endpoint: str, curve_dir: Path | None = None) -> None:

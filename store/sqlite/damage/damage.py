@@ -13,8 +13,8 @@ import msgspec
 
 from ...counted import counted
 from ...foreign.regular_file import begin_of
+from ..file_kind import SQLITE_HEADER
 
-SQLITE_HEADER: Final = b"SQLite format 3\0"
 EVERY_S: Final = 60.0
 """The shortest time between two checks of a store that is written."""
 MOST_OF_TIME: Final = 0.01

@@ -79,20 +79,15 @@ def cluster(
 
     Args:
         machine: a name of MACHINES, a topology file, or a fabric's name or path.
-        n_nodes: number of such nodes.
         constants: give the share of the links' bandwidth that training gets.
-        gpus_per_node: used GPUs; None: all.
         gpu_name: a name of GPUS; None: the machine's usual GPU, or the fabric's.
-        memory_gb: memory of one GPU in 10^9 bytes, instead of the table's.
-        peak_tflops: peak of one GPU in 16 bits, instead of the table's.
-        nic_gbps: speed of each adapter without one in a topology file, in 10^9 bits per second.
-
-    Returns:
-        The cluster.
+        memory_gb: in 10^9 bytes, instead of the table's.
+        peak_tflops: of one GPU in 16 bits, instead of the table's.
+        nic_gbps: in 10^9 bits per second, of each adapter without a speed in a topology file.
 
     Raises:
-        UserError: there is no such machine or GPU, no GPU at all, no network for several nodes, or an argument
-            contradicts the machine.
+        UserError: there is no such machine or GPU, no network for several nodes, or an argument contradicts the
+            machine.
     """
     if n_nodes < 1 or n_nodes > MAX_NODES:
         raise UserError(f"{n_nodes} nodes are no cluster", f"give 1 to {MAX_NODES}")

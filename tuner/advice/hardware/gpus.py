@@ -61,17 +61,12 @@ GPUS: Final = {
         _gpu("b200_180gb", 100, 183359, 2250, 1125, 8000, 50),
     )
 }
-"""GPUs by name."""
 USUAL: Final = {70: "v100_32gb", 80: "a100_80gb", 89: "l40s_48gb", 90: "h100_80gb", 100: "b200_180gb"}
 """Assumed GPU by compute capability of a machine."""
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of this name.
-
-    Raises:
-        UserError: the table does not have it.
-    """
+    """The GPU of this name; UserError if the table does not have it."""
     if name not in GPUS:
         raise UserError(f"{name!r} is no GPU of the table", f"name one of {', '.join(GPUS)}")
     return GPUS[name]

@@ -34,16 +34,7 @@ class Network(Protocol):
     """Time from a rank's issue of a collective to its beginning, as the last rank comes later."""
 
     def time_us(self, collective: Collective, message_bytes: float, place: CommunicatorClass) -> float:
-        """Duration of one collective alone.
-
-        Args:
-            collective: the collective.
-            message_bytes: NCCL's total size, of the whole buffer.
-            place: the ranks and their nodes.
-
-        Returns:
-            Microseconds; 0 for one rank.
-        """
+        """Microseconds of one collective alone, of NCCL's total `message_bytes`; 0 for one rank."""
         ...
 
 

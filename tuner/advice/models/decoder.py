@@ -2,7 +2,7 @@
 
 They follow from the common fields of Hugging Face's configurations; missing fields have the class's defaults
 (`families.json`, which `python -m benchmarks.advice.model_families` renews from transformers). Biases and norms count
-where they are more than a ten-thousandth.
+if they are more than a ten-thousandth.
 """
 
 from __future__ import annotations

@@ -53,15 +53,11 @@ class Fields:
         self.raw = {**defaults, **stated}  # null means none, not the class's default
 
     def number(self, name: str, *, default: int | None = None, least: int = 0) -> int:
-        """A whole number under any of its names.
+        """A whole number under any of its names, a key of SPELLINGS or a field.
 
         Args:
-            name: a key of SPELLINGS, or a field.
-            default: value if neither the file nor its class has one; None: the field is required.
-            least: the smallest possible number.
-
-        Returns:
-            The number.
+            default: for a field that neither the file nor its class has; None: the field is required.
+            least: the smallest valid number.
 
         Raises:
             UserError: the field is missing, or no such number.

@@ -214,15 +214,10 @@ READERS: Final[dict[str, Callable[[Fields], ModelShape]]] = {
     "vit": _vit,
     "t5": _t5,
 }
-"""Readers by `model_type`."""
 
 
 def read_fields(path: Path) -> object:
-    """The fields of a `config.json`.
-
-    Raises:
-        UserError: it cannot be read, or is no such file.
-    """
+    """The fields of a `config.json`; UserError if the file is none."""
     remedy = "give a model's config.json"
     if path.is_dir():
         raise UserError(f"{path} is a folder", f"name a file in it: {path / 'config.json'}")
@@ -237,11 +232,7 @@ def read_fields(path: Path) -> object:
 
 
 def read_config(path: Path) -> ModelShape:
-    """The shape that a `config.json` describes.
-
-    Raises:
-        UserError: it cannot be read, is no such file, or of an architecture that is not known here.
-    """
+    """The shape that a `config.json` describes; raises as `from_config` and `read_fields`."""
     return from_config(read_fields(path), str(path))
 
 
@@ -249,7 +240,7 @@ def from_config(raw: object, where: str) -> ModelShape:
     """The shape that a configuration's fields describe; `where` names it in messages.
 
     Raises:
-        UserError: it is no configuration, or of an architecture that is not known here.
+        UserError: it is no configuration, or of an unknown architecture.
     """
     kind = raw.get("model_type") if isinstance(raw, dict) else None
     if not isinstance(raw, dict) or not isinstance(kind, str):

@@ -45,8 +45,7 @@ _SHOWN: Final = 80
 def check_kinds(where: str, raw: Mapping[str, Any]) -> None:
     """Check the fields of a configuration and of its parts; `where` names it in messages.
 
-    Raises:
-        UserError: a field has a value of another kind, or `null` where no class has it.
+    Raises UserError if a field has a value of another kind, or is `null` although no class allows that.
     """
     for name, value in raw.items():
         wanted = _wanted(name, value)
@@ -63,7 +62,7 @@ def is_count(value: object, least: int) -> bool:
 
 
 def _wanted(name: str, value: Any) -> str | None:
-    """What the field must be; None: it is valid, or not read."""
+    """The valid kind of the field; None: it is valid, or not read."""
     if value is None:
         return "given, or left out" if name in (*_SIZES, "full_attn_layers", "downsample_ratio") else None
     if name in _FLAGS:

@@ -32,13 +32,9 @@ _HEADS: Final = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 
 
 def shape_of(spec: str) -> ModelShape:
-    """The shape of the module that `package.module:callable` returns.
+    """The shape, with the parameters counted, of the module that `package.module:callable` returns.
 
-    Args:
-        spec: import path of a callable without arguments that makes a `torch.nn.Module`, or of its class.
-
-    Returns:
-        The shape, with the parameters counted.
+    The callable makes a `torch.nn.Module` without arguments, or is its class.
 
     Raises:
         UserError: it cannot be made, or has no repeated blocks.
@@ -71,11 +67,7 @@ def is_config(text: str) -> bool:
 
 
 def shape_of_config(path: Path) -> ModelShape:
-    """The shape of a `config.json`; if transformers is installed, its class counts the parameters.
-
-    Raises:
-        UserError: it cannot be read, or nothing here knows its architecture.
-    """
+    """The shape of a `config.json`; if transformers is installed, its class counts the parameters."""
     raw, counted = read_fields(path), None
     if all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers")):
         with suppress(UserError):  # a file with its own code, for example
@@ -92,8 +84,7 @@ def shape_of_config(path: Path) -> ModelShape:
 def inspect(model: Any) -> ModelShape:
     """The shape of a module, by its configuration if that is known, or else by its longest list of equal blocks.
 
-    Raises:
-        ValueError: it has no such list, or no matrix in it.
+    Raises ValueError if it has no such list, or no matrix in it.
     """
     import torch
 

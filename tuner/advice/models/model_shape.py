@@ -27,8 +27,8 @@ _TOLERANCE: Final = 0.1
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """A transformer of equal blocks.
 
-    `ffn_width` is one expert's; `gated`: its feed-forward has three matrices instead of two. `n_layers` counts
-    encoder blocks too, where there is an encoder.
+    `ffn_width` is one expert's; `gated`: its feed-forward has three matrices instead of two. `n_layers` counts encoder
+    blocks too, if there is an encoder.
     """
 
     n_layers: int
@@ -57,7 +57,6 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     stated_parameters: float | None = None
     """Parameters counted from the real model, if known."""
     assumed: tuple[str, ...] = ()
-    """Names of assumed fields."""
 
     @property
     def query_width(self) -> int:
@@ -127,11 +126,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked(shape: ModelShape) -> ModelShape:
-    """The shape itself, if it is possible.
-
-    Raises:
-        UserError: a number is below one, or two of them contradict each other.
-    """
+    """The shape itself; UserError if a number is below one, or two of them contradict each other."""
     for name in ("n_layers", "width", "n_heads", "n_kv_heads", "head_width", "ffn_width", "vocabulary", "n_context"):
         if getattr(shape, name) < 1:
             raise UserError(f"the model's {name} is {getattr(shape, name)}", "give 1 or more")
@@ -173,20 +168,8 @@ def from_dimensions(
 ) -> ModelShape:
     """A GPT's shape from a user's numbers; the feed-forward is four times as wide, unless `more` has its width.
 
-    Args:
-        n_layers: blocks.
-        width: hidden size.
-        n_heads: attention heads; None: as many as have 128 dimensions each.
-        n_context: tokens of a sequence; None: 2048.
-        vocabulary: size; None: GPT-2's.
-        n_parameters: the stated number, for comparison.
-        more: other fields of `ModelShape`.
-
-    Returns:
-        The shape.
-
-    Raises:
-        UserError: a number is below one, or two of them contradict each other.
+    Heads have 128 dimensions each, sequences 2048 tokens, and the vocabulary is GPT-2's, unless they are given.
+    `n_parameters` is only for comparison. Raises as `checked`.
     """
     assumed = [
         name
@@ -222,8 +205,7 @@ def from_dimensions(
 def from_parameters(n_parameters: float, n_context: int | None = None, vocabulary: int | None = None) -> ModelShape:
     """A GPT with this number of parameters and the usual proportions, which are assumed.
 
-    Raises:
-        UserError: the number is smaller than one block of the least width.
+    Raises UserError if the number is smaller than one block of the least width.
     """
     words = vocabulary if vocabulary is not None else VOCABULARY
     # 12 l w^2 + v w = n with l = w / ASPECT

@@ -18,9 +18,6 @@ def vision_parameters(encoder: Fields, kind: str, width: int) -> int:
     """Parameters, without biases, of an image encoder of equal blocks beside a decoder of this `width`.
 
     `encoder` is the encoder's part of the configuration, `kind` the whole model's `model_type`.
-
-    Raises:
-        UserError: a size is no number.
     """
 
     def number(name: str, default: int | None = None) -> int:

@@ -40,8 +40,8 @@ def _multiplying_rate(problem: Problem) -> float:
 def block_forward(problem: Problem, n_tokens: float, split: int) -> BlockTime:
     """Forward of `n_tokens` through one block, for one of the `split` ranks that share it.
 
-    A multiplication of (m, k) with (k, n) reaches the generation's share of the peak, less what tiles at the edges
-    waste: each width w counts as w / (w + `half_width`). Memory moves `traffic` times what a block keeps.
+    A multiplication of (m, k) with (k, n) reaches the generation's share of the peak, less the waste of tiles at the
+    edges: each width w counts as w / (w + `half_width`). Memory moves `traffic` times the bytes that a block keeps.
     """
     shape, gpu, software, constants = problem.shape, problem.cluster.gpu, problem.software, problem.constants
     rate = _multiplying_rate(problem)

@@ -58,19 +58,10 @@ def micro_batch(
     optimizer_s: float | None,
     post_gather_s: float,
 ) -> Part:
-    """Forward and backward of one micro-batch.
+    """Forward and backward of one micro-batch, which gathers `prefetch` blocks ahead.
 
-    Args:
-        pieces: its parts.
-        prefetch: blocks gathered ahead.
-        skew_s: time from a rank's issue of a collective to its beginning.
-        overlaps: it begins with the gathers that follow the previous optimizer step.
-        reduces: its gradients are reduced.
-        optimizer_s: time of the optimizer step that follows; None: another micro-batch follows.
-        post_gather_s: time of the gathers that follow the optimizer step.
-
-    Returns:
-        The program.
+    If it `overlaps`, it begins with the gathers that follow the previous optimizer step. Without `optimizer_s`, another
+    micro-batch follows. `skew_s` is the time from a rank's issue of a collective to its beginning.
     """
     n_blocks = len(pieces.reduce_s)
     gathers = [pieces.gather_s, pieces.outer_gather_s, post_gather_s, pieces.post_gather_s / n_blocks]

@@ -136,7 +136,7 @@ def estimate(problem: Problem, configuration: ZeroConfiguration) -> StepEstimate
 
 
 def spreads(problem: Problem) -> tuple[float, float]:
-    """Of the logarithms of the times of computation and of communication, 90 %: smaller where they were measured."""
+    """Spreads of the logarithms of computation's and communication's times, 90 %: smaller if they were measured."""
     cluster, constants, measured = problem.cluster, problem.constants, problem.measured
     widened = 1 + (0.5 * math.log2(cluster.n_nodes / cluster.network.known_nodes) if cluster.is_extrapolated else 0)
     compute, network = constants.compute_spread, constants.network_spread

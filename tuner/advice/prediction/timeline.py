@@ -80,7 +80,6 @@ class StepRun(NamedTuple):
     end_us: float
     exposed_us: float
     starts_us: tuple[float, ...]
-    """Start of each collective."""
 
 
 class StepTime(NamedTuple):
@@ -115,17 +114,15 @@ class Timeline:
         spans: list[Span] | None = None,
         compute: Callable[[float, Slowdown], None] | None = None,
     ) -> StepRun:
-        """Simulate a program once, from the end of the previous one.
+        """Simulate a program once, from the end of the previous one; returns its end, since the first step began.
+
+        If the program differs from the previous one, no wait may precede its issue.
 
         Args:
-            program: the step; if it differs from the previous one, no wait may precede its issue.
-            durations_us: durations of its collectives, shape (n_calls,); None: as logged.
-            channels: channels of each collective, shape (n_calls,); None: as logged.
-            spans: a list to which the times of all operations are appended.
+            durations_us: of its collectives, shape (n_calls,); None: as logged.
+            channels: of each collective, shape (n_calls,); None: as logged.
+            spans: gets the times of all operations.
             compute: moves the clock by computation that held channels slow down; None: `_work`.
-
-        Returns:
-            Its end, since the first step began.
         """
         calls, slowdown, free_us = program.calls, program.slowdown, self._free_us
         if len(self._ends_us) != len(calls):

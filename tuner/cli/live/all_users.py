@@ -28,13 +28,9 @@ MAX_STATUS_BYTES: Final = 4 * 2**20
 
 
 def refuse_useless(given: Mapping[str, object], without: str | None = None) -> None:
-    """Refuse options that have no effect here.
+    """Refuse, with a UserError, options without an effect here.
 
-    Args:
-        without: the option that they need; None: they belong to a daemon of one user.
-
-    Raises:
-        UserError: one of them was given.
+    They need the option `without`, or belong to a daemon of one user if that is None.
     """
     for option, value in given.items():
         if value is None:
@@ -45,13 +41,10 @@ def refuse_useless(given: Mapping[str, object], without: str | None = None) -> N
 
 
 def serve(group: str | None, share: Share, options: Sequence[str], listen: str | None, keys: Path | None) -> None:
-    """Serve all users until SIGTERM.
+    """Serve all users, or the members of a group, until SIGTERM.
 
-    Args:
-        group: only its members are served; None: all users.
-        share: who may use a user's measurements.
-        listen: second address of the daemons of users who have keys.
-        keys: folder with a folder of keys for each of these users.
+    `share` says who may use a user's measurements. `keys` is a folder with a folder of keys for each user who has keys;
+    the daemons of these users also serve `listen`.
 
     Raises:
         UserError: the caller is not root, or there is no such group.
@@ -86,11 +79,7 @@ def serve(group: str | None, share: Share, options: Sequence[str], listen: str |
 
 
 def all_status() -> Iterator[tuple[int, StatusReply]]:
-    """The status of each user's daemon by uid, in order; each daemon is asked as that user.
-
-    Raises:
-        UserError: the caller is not root.
-    """
+    """The status of each user's daemon by uid, in order; each daemon is asked as that user. UserError: no root."""
     if os.getuid() != 0:
         raise UserError("--all-users shows jobs of others, which only root may see", "leave it out to see your own")
     runtime = Path(SERVICE_RUNTIME_DIR)
@@ -108,14 +97,7 @@ def all_status() -> Iterator[tuple[int, StatusReply]]:
 
 
 def plausible_reply(output: bytes, uid: int, path: Path) -> StatusReply | None:
-    """A user's daemon's answer, if it is plausible.
-
-    Args:
-        said: the answer of a process of that user; it may be anything.
-
-    Returns:
-        The answer; None: that user's daemon could not have sent it.
-    """
+    """A user's daemon's answer, which may be anything; None: that user's daemon could not have sent it."""
     import msgspec
 
     from ....store.wire import StatusReply

@@ -142,6 +142,7 @@ def launch(
     from ....agent import launch as launching
     from ....store.job_options import JobOptions
     from ....store.paths import check_endpoint
+    from ....store.sqlite.file_kind import refuse_foreign
     from ...client.holders import holder_of
     from ...client.status import fetch_status, no_answer, store_text
 
@@ -166,6 +167,8 @@ def launch(
     store_file = None
     try:
         store_file = store_path(store) if start_daemon or names_store else None
+        if store_file is not None:
+            refuse_foreign(store_file)
     except UserError as error:
         if store is not None:
             raise

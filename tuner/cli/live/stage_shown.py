@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 def show(
     traces: Sequence[Path], store: Path, rank: int | None, job: str | None, format_name: str | None, *, as_json: bool
 ) -> None:
-    """Print the kind of training that each trace shows, and the call after which it was known.
-
-    Raises:
-        UserError: a trace does not exist, or cannot be read.
-    """
+    """Print the kind of training that each trace shows, and the call after which it was known."""
     from ...client.status import in_words
     from ...offline import stage_command
     from ...offline.jobs.finding import id_of

@@ -10,11 +10,9 @@ from ....store.errors import UserError
 
 
 def serve_page(endpoint: str, curve_keys: Path | None, listen: str, token: bool, host_names: Sequence[str]) -> None:
-    """Serve a page of a daemon's jobs until interrupted.
+    """Serve a page of a daemon's jobs until interrupted; browsers may use further `host_names`.
 
-    Args:
-        token: the printed address has a secret token, and the page is served only with it.
-        host_names: further host names that browsers may use.
+    With `token`, the printed address has a secret token, and the page is served only with it.
 
     Raises:
         UserError: packages are missing, or the page cannot be served at `listen`.

@@ -14,8 +14,7 @@ from ..options import console, print_json, sigterm_like_ctrl_c
 def show(endpoint: str, curve_keys: Path | None, interval_s: float, *, once: bool, as_json: bool) -> None:
     """Show a daemon's jobs until q or Ctrl-C; print them once into a pipe.
 
-    Raises:
-        UserError: they should be printed once, and no daemon answers.
+    Raises UserError if they should be printed once, and no daemon answers.
     """
     from ...watching.watcher import Watcher
 

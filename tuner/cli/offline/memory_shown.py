@@ -6,12 +6,9 @@ from ..options import console, print_json
 
 
 def show_overlaps(fabric: str | None, layer: str, tokens: int, group: int, *, as_json: bool) -> None:
-    """Print up to how many ranks computation hides gathers.
+    """Print up to how many ranks computation hides gathers of one `layer` (its parameters, as written).
 
-    Args:
-        layer: parameters of one layer, as written.
-        tokens: tokens per rank and step.
-        group: ranks per group of hybrid sharding.
+    `tokens` are per rank and step. `group` is the number of ranks per group of hybrid sharding.
     """
     from ...offline import memory_report, overlap_report
 

@@ -44,10 +44,9 @@ def to_bytes(kind: str, features_version: int, arrays: Mapping[str, npt.NDArray[
 
 
 def from_bytes(blob: bytes, features_version: int) -> tuple[str, Arrays]:
-    """(kind, arrays) as `to_bytes` packed them.
+    """(kind, arrays) as `to_bytes` packed them; ValueError if the bytes are damaged, foreign or of another version.
 
-    Raises:
-        ValueError: the bytes are damaged, foreign, of another version, or hold values that are not finite.
+    Values that are not finite also raise ValueError.
     """
     if len(blob) > MAX_BLOB_BYTES:
         raise ValueError(f"{len(blob)} bytes are over the limit of {MAX_BLOB_BYTES}")

@@ -71,11 +71,7 @@ class LstmEncoder:
 
     @classmethod
     def from_bytes(cls, blob: bytes) -> LstmEncoder:
-        """The encoder with the weights in `blob`.
-
-        Raises:
-            ValueError: the bytes are damaged, foreign, of another version, or do not fit together.
-        """
+        """The encoder with the weights in `blob`; ValueError if they are damaged, or do not fit together."""
         kind, weights = arrays.from_bytes(blob, FEATURES_VERSION)
         if kind != KIND:
             raise ValueError(f"there is no encoder {kind!r}")
@@ -101,7 +97,7 @@ def decide(scores: Floats, step: Step) -> Shown:
 def _can_be(step: Step) -> list[bool]:
     """Which of POSSIBLE the step may be.
 
-    Tensor parallelism sums activations, P_a gathers what is summed, and P_a's micro-steps can be counted. ZeRO-3
+    Tensor parallelism sums activations, P_a gathers the summed sizes, and P_a's micro-steps can be counted. ZeRO-3
     gathers in every micro-step, so a flag once per step shows the number of micro-steps. Without a call once per step,
     a round may be one micro-step. If over two thirds of the bytes sent are broadcast, gradients were sent once.
     Gradients that are sent in every micro-step have the same sizes each time.

@@ -120,9 +120,7 @@ def _explains(codes: Ints) -> Consensus | None:
 def voted_again(step: Ints, history: Ints, n_new: int) -> Ints | None:
     """The step by a new vote of the last rounds of `history`; None if they no longer have it.
 
-    Args:
-        step: the last round before the last `n_new` calls.
-        history: calls, the oldest first, [n].
+    The given `step` is the last round before the last `n_new` calls. `history` has the oldest call first.
     """
     forward = align(history[len(history) - n_new :][::-1], step[::-1])
     step = np.roll(step, -forward.n_passed)
@@ -165,8 +163,7 @@ def align(codes: Ints, step: Ints) -> Alignment:
 def _edits(one: Ints, other: Ints) -> tuple[list[tuple[int, int, bool]], int, int]:
     """The calls to skip so that `one` equals `other`, up to the end of either or the limit of skipped calls.
 
-    Returns:
-        Each skipped call as (position in one, position in other, whether it is in one), and both aligned lengths.
+    Returns each skipped call as (position in one, position in other, whether it is in one), and both aligned lengths.
     """
     reached: dict[int, int] = {1: 0}
     """By diagonal, the aligned length of `one` with this many skipped calls."""

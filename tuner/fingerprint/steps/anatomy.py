@@ -237,7 +237,7 @@ def _may_be_partitioned(roles: Ints, of_size: npt.NDArray[np.bool_]) -> bool:
 
 
 def _are_the_model(roles: Ints, n_bytes: Ints, chunk_bytes: int) -> bool:
-    """Whether all reductions are a multiple of what is returned, so that they may be equal chunks of gradients."""
+    """Whether all reductions are a multiple of the returned bytes, so that they may be equal chunks of gradients."""
     sent = n_bytes[(roles == SCATTER) | (roles == REDUCE)]
     returned = n_bytes[(roles == GATHER) | (roles == ROOTED)]
     if not len(returned) or 2 * chunk_bytes < sent.max():

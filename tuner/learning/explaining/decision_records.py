@@ -22,7 +22,7 @@ class _Measured(NamedTuple):
     """Mean of the calls' logs with stragglers clipped; verdicts compare these."""
     n_calls: int
     spent_us: float
-    """What the budget was charged for trying it, beyond the incumbent's time."""
+    """Charge on the budget for trying it, beyond the incumbent's time."""
 
 
 _NOT_MEASURED: Final = _Measured(None, 0, 0.0)
@@ -39,19 +39,10 @@ def decision(
     field: CandidateTable,
     evidence: CallEvidence,
 ) -> Decision:
-    """The record of one decision, with all options of its key.
+    """The store's record of one decision at `now_s` (seconds since the epoch), with all options of its key.
 
     Predictions are those of the last look at the key with later measurements, or the starting guess (`is_guess`).
-
-    Args:
-        model_id: model behind the predictions; "" without one.
-        epoch: epoch of the plan that carries the decision out.
-        now_s: time of the decision, seconds since the epoch.
-        field: options of the key with their starting guesses.
-        evidence: measurements of the regime in force.
-
-    Returns:
-        The record for the store.
+    `epoch` is that of the plan that carries the decision out. `evidence` must be of the regime in force.
     """
     state, candidate = event.state, event.candidate
     # The options may have changed since the key was looked at.
@@ -98,15 +89,9 @@ def decision(
 
 
 def why_tried(now_us: float | None, mean_us: float | None, low_us: float | None) -> str:
-    """Words to add if a trial is predicted to be no faster than what runs now.
+    """A clause for the reason if a trial is predicted to be no faster than the setting in force; else "".
 
-    Args:
-        now_us: mean duration of what runs now; None: all three are unknown.
-        mean_us: predicted mean duration of the trial.
-        low_us: low end of that prediction's 90 % interval.
-
-    Returns:
-        A clause for the reason; "" if the trial is predicted to be faster.
+    Means are of durations. `low_us` is the low end of the prediction's 90 % interval. None: nothing is known.
     """
     if now_us is None or mean_us is None or low_us is None or mean_us < now_us:
         return ""

@@ -1,4 +1,4 @@
-"""What a brain shows to tools and tests: copies, so that nobody can change the brain through them."""
+"""A brain's state for tools and tests, as copies, so that nobody can change the brain through them."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class KeyView(NamedTuple):
     provisional_is_proven: bool
     """Earlier jobs proved it."""
     usual: Candidate
-    """What runs when nothing is on trial."""
+    """The setting that runs when nothing is on trial."""
     default_setting: Candidate | None
-    """What NCCL ran here by its own choice; None: not seen yet."""
+    """NCCL's own choice here; None: not seen yet."""
     n_channels: int
     """The incumbent's channels; 0 if unknown."""
     max_channels: int
@@ -93,7 +93,7 @@ class VariantView(NamedTuple):
 
     name: str
     settings: Mapping[DecisionKey, Candidate]
-    """The settings that differ from what the keys would run without it."""
+    """The settings that differ from those that the keys would run without it."""
 
 
 class PlanView(NamedTuple):
@@ -105,7 +105,6 @@ class PlanView(NamedTuple):
     explores: frozenset[DecisionKey]
     """Keys at which the plan runs a trial."""
     has_variant: bool
-    """Whether the plan runs the variant."""
 
 
 class Inspection:
@@ -164,7 +163,7 @@ class Inspection:
 
     @property
     def missing_evidence(self) -> MissingEvidence:
-        """What is missing to tell the stage."""
+        """The evidence that is missing to tell the stage."""
         return MissingEvidence.nothing if self.stage is not Stage.unknown else self._fingerprint.missing_evidence
 
     @property
@@ -212,7 +211,7 @@ class Inspection:
 
     @property
     def costs(self) -> CostPrior:
-        """What NCCL offers, and its expected cost before anything is measured."""
+        """NCCL's settings, and their expected costs before anything is measured."""
         return self._costs
 
     @property
@@ -232,11 +231,7 @@ class Inspection:
         return PlanView(latest.plan, settings, explores, latest.variant is not None)
 
     def predicted(self, key: DecisionKey) -> Mapping[Candidate, Prediction]:
-        """The predicted and measured durations of every setting available at a key, the baseline first.
-
-        Raises:
-            KeyError: if the key was not seen.
-        """
+        """The predicted and measured durations of every setting available at a known key, the baseline first."""
         state = next((state for state in self._states if state.key == key), None)
         if state is None:
             raise KeyError(key)

@@ -1,7 +1,7 @@
 """A brain in shadow: it decides and explains, but none of its plans ever runs.
 
-It measures NCCL's own choices only. From these it predicts what it would use of earlier jobs' results, what it would
-try first, and how much time each step should save.
+It measures NCCL's own choices only. From these it predicts which of earlier jobs' results it would use, which setting
+it would try first, and how much time each step should save.
 """
 
 from __future__ import annotations

@@ -29,41 +29,22 @@ def saved_with_doubt(gain: float, doubt: float) -> str:
 
 
 def predicted(log_us: float, std: float, usual_us: float, usual: Candidate) -> str:
-    """Why something is tried.
-
-    Args:
-        log_us: predicted duration, log microseconds.
-
-    Returns:
-        A clause for the reason.
-    """
+    """A clause for the reason of a trial whose duration is predicted as `log_us`, log microseconds."""
     low, high = math.exp(log_us - Z_90 * std), math.exp(log_us + Z_90 * std)
     return f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f}) against {usual_us:.1f} us of {usual}"
 
 
 def slower_steps(percent: float, n_others: int, n_with: int, n_without: int) -> str:
-    """Why a setting is withdrawn: steps are slower with it.
-
-    Args:
-        percent: by how much steps were slower with it.
-        n_without: steps without it.
-
-    Returns:
-        A clause for the reason.
-    """
+    """A clause for the reason to withdraw a setting: steps were `percent` slower with it."""
     others = f" and {n_others} more that ran at the same time" if n_others else ""
     counts = f"({n_with} steps against {n_without}, compared in turns)"
     return f"steps were {percent:.1f} % slower with it{others} than without {counts}"
 
 
 def variant_ended(found: tuple[float, float] | None, cost_us: float, *, is_better: bool) -> str:
-    """The outcome of a variant of the plan.
+    """A clause with the outcome of a variant of the plan.
 
-    Args:
-        found: by how much (log) steps were faster with it, and the standard deviation; None: no verdict.
-
-    Returns:
-        A clause for the reason.
+    `found` is by how much (log) steps were faster with it, and the standard deviation; None: no verdict.
     """
     if found is None:
         return f"given up without a verdict: it cost more than was expected; that cost {cost_us:,.0f} us"
@@ -77,5 +58,5 @@ def variant_ended(found: tuple[float, float] | None, cost_us: float, *, is_bette
 
 
 def pace(shift: float) -> str:
-    """Why earlier steps are no reference any more: training's own pace changed by `shift` (log)."""
+    """A clause that earlier steps are no reference any more, as training itself changed by `shift` (log)."""
     return f"training's own pace changed: steps take {math.exp(shift):.2f} times as long with the same settings"

@@ -80,7 +80,7 @@ class TrialAccounting:
     def refused(self, block: npt.NDArray[np.void], slots: Ints) -> Flags:
         """Which calls (MEASUREMENT_FIELDS) ran another algorithm or protocol than their slots (shape [n]) request.
 
-        NCCL does not offer what it refused `CONFIRMED` times and never ran.
+        A setting that NCCL refused `CONFIRMED` times and never ran is not on offer.
         """
         evidence, states = self._surrogate.evidence, self._tables.states
         algorithm, protocol = block["algorithm"], block["protocol"]
@@ -106,15 +106,9 @@ class TrialAccounting:
             evidence.forget(slots[second[fell]])
 
     def shift(self, calls: Calls, steps: Ints, is_trial: Flags) -> float | None:
-        """The log ratio of calls' durations to their earlier ones, once a change is beyond doubt.
+        """The log ratio of calls' durations to their earlier ones, once a change is beyond doubt; else None.
 
-        Args:
-            calls: grouped by slot.
-            steps: the step of each call, shape [n].
-            is_trial: whether each key runs a trial, shape [n_keys].
-
-        Returns:
-            Log ratio; None as long as it is not beyond doubt.
+        Calls are grouped by slot. `steps` has the step of each call, `is_trial` one flag for each key.
         """
         slots, of, deviation, evidence = calls.slots, calls.of, calls.deviation, self._surrogate.evidence
         keys = evidence.key[slots]
@@ -150,19 +144,14 @@ class TrialAccounting:
     def charge(
         self, slots: Ints, logs: Floats, steps: Ints, *, exposed_share: Floats | float, connects: Flags | None = None
     ) -> Flags:
-        """Charge calls of settings that are tried or verified, and note at once what is catastrophically slow.
+        """Charge calls of settings that are tried or verified, and note at once those that are catastrophically slow.
 
         Training waited only for the `exposed_share` of their extra time. Incumbents' calls cost nothing. A straggler
         costs at most ten times the incumbent's time.
 
-        Args:
-            slots: slot of each call, shape [n]; so are the next two.
-            logs: log microseconds.
-            exposed_share: one for all calls, or one for each, shape [n]; 0 if the step's own time is charged instead.
-            connects: which calls connected something: their durations say nothing about the setting.
-
-        Returns:
-            Which calls are evidence on their setting.
+        `slots`, `logs` (log microseconds) and `steps` have one entry per call. With an `exposed_share` of 0, the step's
+        own time is charged instead. Calls that connect something say nothing about the setting. Returns a flag for each
+        call that is evidence on its setting.
         """
         is_evidence, evidence = np.ones(len(slots), np.bool_), self._surrogate.evidence
         excess = logs - self._usual_logs(slots)
@@ -194,7 +183,7 @@ class TrialAccounting:
         return is_evidence
 
     def catastrophes(self) -> list[Catastrophe]:
-        """What turned out to be catastrophically slow since the last call."""
+        """The catastrophically slow settings found since the last call."""
         found, self._catastrophes = self._catastrophes, []
         return found
 
@@ -218,7 +207,7 @@ class TrialAccounting:
             self._held_us[slot] = 0.0 if slot in self._held_us or len(absurd_us) > 1 else absurd_us[0]
 
     def _doubtful(self, slots: Ints, excess: Floats, steps: Ints) -> list[int]:
-        """Note what is catastrophically slow; return the slots whose calls are no evidence yet.
+        """Note catastrophically slow settings; return the slots whose calls are no evidence yet.
 
         Several slow calls are proof, and so is a single one without doubt; else the next call decides. A single call
         leaves doubt if calls straggle by themselves, or if the setting was not slow before.

@@ -44,7 +44,7 @@ class Option(NamedTuple):
 
 
 class AcquisitionInput(NamedTuple):
-    """What the choice of a key's trial depends on; arrays have the shape of `options`."""
+    """Facts for the choice of a key's trial; arrays have the shape of `options`."""
 
     options: Sequence[Candidate]
     posterior: tuple[Floats, Floats]
@@ -54,14 +54,14 @@ class AcquisitionInput(NamedTuple):
     log_now: float
     """Log duration of `usual`."""
     room_us: float
-    """What is left of the budget."""
+    """Rest of the window's budget."""
     calls_per_step: float
     charged_calls: float
     """Calls that a trial runs before it can be withdrawn, times the charged share of their extra time."""
     once_us: Floats | float = 0.0
     """How long training waits once for each option's connection."""
     in_all_us: float = math.inf
-    """What is left of all steps' budget. It pays for connections, since one may cost more than a window earns."""
+    """Rest of all steps' budget. It pays for connections, since one may cost more than a window earns."""
 
     @property
     def usual_us(self) -> float:
@@ -78,7 +78,7 @@ class AcquisitionInput(NamedTuple):
         """The best trial that the budget covers among those that `may_try` allows; `last` come after all others."""
         (mean, spread), log_now, risk_us = self.posterior, self.log_now, self.risk_us
         improvement = expected_improvement(log_now - mean - MIN_GAIN, spread)
-        # Doubtful options stay: the budget decides, since what nobody tries is never learned.
+        # Doubtful options stay: the budget decides, since a setting that nobody tries is never learned.
         once_us = np.broadcast_to(self.once_us, risk_us.shape)
         fits = (improvement >= WORTHWHILE) & (risk_us <= self.room_us) & (risk_us + once_us <= self.in_all_us)
         best_first = sorted(np.flatnonzero(fits).tolist(), key=improvement.item, reverse=True)
@@ -97,13 +97,13 @@ class AcquisitionInput(NamedTuple):
 
 
 CANARY_RATIO: Final = 50.0
-"""A canary whose algorithm and protocol never ran here might be this many times slower. It begins at a key where that
-would cost at most what HORIZON_STEPS earn the budget: at small messages first.
+"""A recommended setting whose algorithm and protocol never ran here might be this many times slower. Its trial begins
+at a key where that would cost at most what HORIZON_STEPS earn the budget: at small messages first.
 """
 
 
 class Options:
-    """Chooses among what NCCL offers, memory allows and the budget covers."""
+    """Chooses among the settings that NCCL offers, memory allows and the budget covers."""
 
     def __init__(self, surrogate: Surrogate, budget: Budget, memory: MemoryGate, trial_cost: TrialCost) -> None:
         self._surrogate, self._tables = surrogate, surrogate.tables
@@ -111,10 +111,10 @@ class Options:
         self._memory = memory
         self._price = trial_cost
         self._canaries: list[tuple[KeyState, Candidate]] = []
-        """Canaries that began: the key and the setting."""
+        """Trials of recommended settings that began: the key and the setting."""
 
     def best(self, state: KeyState, *, canaries_only: bool = False) -> Option | None:
-        """The best trial of one key that the rest of the budget covers: a canary first; None if there is none."""
+        """The best trial of one key that the rest of the budget covers, a recommended setting first; or None."""
         posterior, evidence = self._surrogate.posterior(state), self._surrogate.evidence
         slots = [evidence.find(state.index, one) for one in (state.usual, state.incumbent)]
         slot = slots[0] if slots[0] is not None else slots[1]
@@ -142,10 +142,10 @@ class Options:
         return case.best(lambda one: self.may_try(state, one), state.retired)
 
     def _canary(self, state: KeyState, case: AcquisitionInput) -> Option | None:
-        """A trial of what the fleet's book recommends, once per key. The risk comes from this job, not from the book.
+        """A trial of the setting that the fleet's book recommends, once per key.
 
-        A setting that never ran here reserves the rest of the budget until it is measured, so only one key tries it.
-        After one catastrophe no more canaries begin.
+        The risk comes from this job, not from the book. A setting that never ran here reserves the rest of the budget
+        until it is measured, so only one key tries it. After one catastrophe no more of these trials begin.
         """
         canary = self._tables.knowledge.canary(state.key)
         if canary is None or state.provisional is not None or any(tried in one.banned for one, tried in self._canaries):
@@ -228,11 +228,7 @@ def judge(evidence: CallEvidence, state: KeyState, *, provisionals: bool = False
     Earlier jobs' measurements may keep a provisional setting, but only this job's measurements promote one. The error
     levels of all trials at a key sum to FALSE_PROMOTION.
 
-    Args:
-        state: the key; it has a trial or a provisional setting.
-
-    Returns:
-        The verdict, the measured gain (log) and the half width of its interval.
+    The verdict comes with the measured gain (log) and the half width of its interval.
     """
     candidate = (state.provisional if provisionals else state.trial) or BASELINE
     slot, incumbent = evidence.find(state.index, candidate), evidence.find(state.index, state.incumbent)

@@ -84,7 +84,7 @@ class StepMeans(Columns):
         self._n = np.zeros(0, np.int64)
         self._sum = np.zeros(0)
         self._last = np.zeros(0)
-        """The unit before, standardised; 0 where there is none."""
+        """The unit before, standardised; 0 if there is none."""
         self._same, self._all = 0.0, float(HORIZON_STEPS)
         self._square, self._weight = 0.0, CLIP
         """Sum of squares of the units of all keys together, and its weight including a first guess."""
@@ -99,15 +99,9 @@ class StepMeans(Columns):
         self._n[:], self._last[:] = 0, 0.0
 
     def add(self, keys: Ints, deviation: Floats, step: int, sigma: Callable[[Ints], Floats]) -> FinishedSteps:
-        """Take in calls of one step.
+        """Take in calls of one step, with their keys and deviations (log); returns units of the step before.
 
-        Args:
-            keys: key index of each call, shape [n].
-            deviation: deviation (log) of each call from its earlier durations, shape [n].
-            sigma: standard deviation of a unit (log), by key.
-
-        Returns:
-            The units of the step before that are finished now.
+        `sigma` gives the standard deviation (log) of a unit by key.
         """
         self.make_room(int(keys.max()) + 1)
         n_calls = np.bincount(keys, minlength=len(self._n))

@@ -29,7 +29,8 @@ from .surrogate import Surrogate
 MAX_NEW_TRIALS: Final = 8
 """Keys looked at for a trial in one window."""
 PROVEN_GAIN: Final = (0.03, 0.03)
-"""Expected gain (log) of what earlier jobs proved, and its standard deviation: the network may have changed."""
+"""Expected gain (log) of settings that earlier jobs proved, and its standard deviation: the network may have changed.
+"""
 UNLUCKY_Z: Final = 2.33
 """One trial in a hundred is slower than predicted by more than this many standard deviations."""
 NEVER_STEP: Final = 2**62
@@ -48,7 +49,7 @@ class Event(NamedTuple):
 
 
 class WindowInput(NamedTuple):
-    """What is known of the next window beside the keys' own states."""
+    """Facts on the next window beside the keys' own states."""
 
     forced: Mapping[int, Setting]
     """By key index: the setting that a variant or an experiment requests; no trial is judged there."""
@@ -59,7 +60,7 @@ class WindowInput(NamedTuple):
     may_promote: bool
     """False while calls differ from before at every key: that may be why a trial looks faster."""
     canaries_only: bool
-    """Only canaries may begin."""
+    """Only trials of recommended settings may begin."""
     needs_looks: bool
     """A trial without measurements ends by itself after its first look."""
 
@@ -113,10 +114,9 @@ class Policy:
         return self.surrogate.evidence
 
     def next_window(self, step: int, now: WindowInput) -> dict[int, Setting]:
-        """Judge what runs, begin trials, and choose the settings of the next window.
+        """Judge trials, begin trials, and choose the settings of the next window, by key index.
 
-        Returns:
-            Settings by key index; the other keys run what they ran in the last window.
+        Keys that are left out run the setting of the last window.
         """
         for running, provisionals in ((self.trials, False), (self.provisionals, True)):
             for state in list(islice(running.values(), AT_ONCE)):
@@ -141,7 +141,7 @@ class Policy:
         return {index: what_runs(self.states[index], window) for index in touched}
 
     def usual(self, keys: Iterable[int] | None = None) -> dict[int, Setting]:
-        """What runs without trials at these keys, by index; by default at all keys where that may differ."""
+        """The settings without trials at these keys, by index; by default at all keys whose setting may differ."""
         asked = {*self.trials, *self.provisionals, *self._touched} if keys is None else keys
         return {index: usual(self.states[index]) for index in asked}
 
@@ -206,12 +206,9 @@ class Policy:
     def drop(
         self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool, before: Candidate = BASELINE
     ) -> None:
-        """End a trial, a provisional setting or an incumbent.
+        """End a trial, a provisional setting or an incumbent: `candidate` is one of these.
 
-        Args:
-            candidate: the trial, the provisional setting or the incumbent.
-            reason: why, for the decision.
-            ban: True: it is not tried again in this regime; False: it is tried again after all others.
+        With `ban` it is not tried again in this regime; otherwise it is tried again after all others.
         """
         (state.banned if ban else state.retired)[candidate] = reason
         if candidate == state.trial:
@@ -291,7 +288,7 @@ class Policy:
                 self._begin_trial(state, found)
 
     def _unmeasured(self) -> list[KeyState]:
-        """Keys whose trial waits for its first measurement; what other keys reserved is free again."""
+        """Keys whose trial waits for its first measurement; reservations of other keys are free again."""
         for index in self.budget.reserved:
             trial = self.states[index].trial
             if trial is None or self.evidence.has_measured(index, trial):

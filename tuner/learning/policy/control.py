@@ -23,12 +23,10 @@ UNKNOWN_GAIN: Final = 0.1
 
 
 class ControlWindows:
-    """Says when the next control window is due. Deterministic: the random gaps have a seed.
+    """Decides when the next control window is due. Deterministic: the random gaps have a seed.
 
-    Args:
-        share: share of step time that windows may lose; 0: no windows.
-        seed: seed of the gaps; they are random so that they do not match periods of the training.
-        compare_steps: this many steps of windows and their neighbours come soon, whatever they lose.
+    Gaps are random so that they do not match periods of the training. `share` is the share of step time that windows
+    may lose; 0: no windows. `compare_steps` of windows and their neighbours come soon, whatever they lose.
     """
 
     def __init__(self, share: float, seed: int = 0, compare_steps: int = 0) -> None:
@@ -50,16 +48,11 @@ class ControlWindows:
         self._due = step + max(FIRST_GAP, 2.0 * window_steps) * self._chance.uniform(0.5, 1.5)
 
     def is_calm(self, step: int, usual: Hashable, window_steps: float = 1.0) -> bool:
-        """Whether the `usual` settings are those of the last look, or the wait for that was long enough; else wait.
+        """Whether a window may begin now: the `usual` settings are still the same, or the wait was long enough.
 
         While a job begins, more and more settings come into force: windows of that time would show different gains.
 
-        Args:
-            usual: the settings in force without trials.
-            window_steps: least steps of a plan.
-
-        Returns:
-            True: a window may begin now.
+        `window_steps` are the least steps of a plan.
         """
         if usual == self._usual or self._n_waits == 2 * LEAST_BLOCKS:
             self._usual, self._n_waits = usual, 0
@@ -69,14 +62,10 @@ class ControlWindows:
         return False
 
     def begun(self, step: int, gain: float | None, window_steps: float = 1.0) -> list[int]:
-        """A window begins at `step`, and others may follow in the same plan.
+        """A window begins at `step`; returns the steps from the end of each window of the plan to the next one.
 
-        Args:
-            gain: share of a step's time under NCCL's own choice that the plan saves; None: not known yet.
-            window_steps: least steps of a plan; trials must have most of the steps up to the next window.
-
-        Returns:
-            Steps from the end of each window of the plan to the beginning of the next one.
+        `gain` is the share of a step's time under NCCL's own choice that the plan saves; None: unknown. `window_steps`
+        are the least steps of a plan. Trials must have most of the steps up to the next window.
         """
         apart = 2 * NEIGHBOURS  # each window has neighbours of its own
         room = min(self._n_first - self._n_windows, window_steps // (apart + FIRST_LOOK_STEPS), MAX_STAGES // 2 - 1)

@@ -102,7 +102,7 @@ class KeyState:
         self.trial_order: dict[Candidate, int] = {}
         """Number, from 1, of each candidate that was on trial; later ones get a smaller error level."""
         self.default_setting: Candidate | None = None
-        """What NCCL ran here by its own choice."""
+        """NCCL's own choice here."""
         self.max_channels = MOST_CHANNELS
         """More channels slow training down, as a variant of the plan showed."""
         self.banned: dict[Candidate, str] = {}
@@ -116,7 +116,7 @@ class KeyState:
 
     @property
     def usual(self) -> Candidate:
-        """What runs here when nothing is on trial."""
+        """The setting that runs here when nothing is on trial."""
         return self.incumbent if self.provisional is None else self.provisional
 
     def has(self, candidate: Candidate) -> bool:
@@ -285,7 +285,7 @@ class KeyTable(Columns):
 
 
 class FamilyFacts(NamedTuple):
-    """What keys of one family have in common."""
+    """Facts that all keys of one family share."""
 
     offered: tuple[Candidate, ...]
     cells: set[tuple[int, int]]
@@ -302,7 +302,7 @@ class CandidateTables(Columns):
         self.costs = costs
         """NCCL's costs, behind all predictions."""
         self.knowledge = Knowledge()
-        """What earlier jobs measured."""
+        """Results of earlier jobs."""
         self._made_for: object = None
         self.states: list[KeyState] = []
         """Of all keys, by key index."""
@@ -351,7 +351,7 @@ class CandidateTables(Columns):
         return asked_for(ran, {str(one) for one in self.costs.candidates(*state.family)}, state.key)
 
     def family(self, family: Family) -> FamilyFacts:
-        """What the family's keys have in common."""
+        """The facts that the family's keys share."""
         self.follow()
         if family not in self._families:
             costs, knowledge, offered = self.costs, self.knowledge, self.costs.candidates(*family)
@@ -423,7 +423,7 @@ class CandidateTables(Columns):
         return known[nbytes]
 
     def _options_of(self, state: KeyState, offered: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-        """The baseline, what still differs after NCCL has clamped the channels, and what was measured by chunk size."""
+        """The baseline, settings that differ after NCCL has clamped channels, and those measured by chunk size."""
         nbytes, default = int(state.message_bytes), state.default_setting
         seen = {(*cell_of(default), default.n_channels)} if default is not None and default.n_channels else set()
         found = [BASELINE]

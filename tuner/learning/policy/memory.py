@@ -1,13 +1,13 @@
-"""Decides what device memory allows, and makes plan rows for message sizes not seen yet.
+"""Decides which settings device memory allows, and makes plan rows for message sizes not seen yet.
 
 An algorithm's first connection on a communicator takes device memory (`zerotune.agent.nccl.memory`), and with some
 libraries each channel does, too. NCCL never frees it. So nothing is connected that would raise the pressure above a
 threshold. Above the threshold only algorithms that ran already may run, with as many channels or fewer.
 
-While memory is short, a new message size must not make NCCL connect anything. Every size not seen yet gets the
-cheapest setting, by NCCL's costs, that is connected already. When memory becomes free, larger batches and buckets
-usually follow. The setting of the largest messages then runs at the sizes just above, too. Conditions are that NCCL's
-own choice stays the same, and that NCCL's costs leave a part of the measured gain. NCCL chooses at all other sizes.
+While memory is short, a new message size must not make NCCL connect anything. Every size not seen yet gets the cheapest
+setting, by NCCL's costs, that is connected already. When memory becomes free, larger batches and buckets usually
+follow. The setting of the largest messages then runs at the sizes just above, too. Conditions are that NCCL's own
+choice stays the same, and that NCCL's costs leave a part of the measured gain. NCCL chooses at all other sizes.
 Predicted settings are verified once they run.
 """
 
@@ -50,7 +50,7 @@ _ALGORITHMS: Final = frozenset(int(member) for member in Algorithm)
 
 
 class MemoryGate:
-    """Knows what ran and how full the devices are; asked before a new setting is tried."""
+    """Knows the connected algorithms and how full the devices are; asked before a new setting is tried."""
 
     def __init__(self, threshold: float, fabric: Mapping[str, str | int | float | bool] | None = None) -> None:
         self._threshold = threshold
@@ -66,9 +66,9 @@ class MemoryGate:
         """Algorithms that ran on each communicator class, with their most channels."""
         self._met_channels: set[int] = set()
         self._met: set[int] = set()
-        """Codes of what ran: `_met_channels` with channels, `_met` without."""
+        """Codes of calls that ran: `_met_channels` with channels, `_met` without."""
         self._promised: dict[tuple[CommunicatorClass, Algorithm], int] = {}
-        """What a plan will connect, and the number of the pressure reading at which the wait for it ends."""
+        """Connections that a plan will make, and the number of the pressure reading at which the wait for each ends."""
         self._n_readings = 0
         self.is_short = False
         """Whether nothing new may be connected."""
@@ -101,7 +101,7 @@ class MemoryGate:
             self._fullest = fullest
 
     def ran(self, block: npt.NDArray[np.void]) -> list[int]:
-        """Learn from measurements (MEASUREMENT_FIELDS) what is connected and how full the fullest device is.
+        """Learn from MEASUREMENT_FIELDS which algorithms are connected and how full the fullest device is.
 
         Returns the indices of calls that may have connected something: the first call of each algorithm, collective and
         phase, as a phase may have its own communicator. More channels of a connected algorithm connect nothing in NCCL.
@@ -130,7 +130,7 @@ class MemoryGate:
         return candidate.algorithm in self.connected.get(communicator, {})
 
     def has_room_for(self, candidate: Candidate, communicator: CommunicatorClass) -> bool:
-        """Whether `candidate` needs nothing but what is connected already."""
+        """Whether `candidate` needs no new connection."""
         if candidate.algorithm is None:
             return False
         return 0 < candidate.n_channels <= self.connected.get(communicator, {}).get(candidate.algorithm, 0)
@@ -180,7 +180,7 @@ MAX_ROWS: Final = 90
 OCTAVES_AHEAD: Final = 2
 """Octaves above the largest message seen that get rows when memory becomes free."""
 LOST_PER_OCTAVE: Final = 0.1
-"""Gain (log) that may be lost per octave beyond what NCCL's costs say."""
+"""Gain (log) that may be lost per octave beyond NCCL's costs."""
 OCTAVES: Final = range(3, 48)
 """Octaves that get rows: from eight bytes on; below, several size classes begin at the same size."""
 SHORT: Final = "memory is short: nothing new is connected for sizes not seen yet"

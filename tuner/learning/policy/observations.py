@@ -112,13 +112,7 @@ class UnitHistory(Columns):
         self._n_units = np.zeros(0, np.int64)
 
     def add(self, keys: Ints, slots: Ints, values: Floats) -> None:
-        """Take in one unit of each key.
-
-        Args:
-            keys: distinct key indices, shape [n].
-            slots: slots that ran, one of each key, shape [n].
-            values: their mean log duration, shape [n].
-        """
+        """Take in one unit of each of these distinct keys: the slot that ran, and its mean log duration."""
         self.make_room(int(keys.max()) + 1)
         at = self._n_units[keys] % DEPTH
         self._slots[keys, at], self._values[keys, at] = slots, values

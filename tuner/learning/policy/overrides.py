@@ -1,4 +1,4 @@
-"""Decides what runs at a key in a window, by an ordered list: the first entry that applies decides.
+"""Decides the setting of a key in a window by an ordered list: the first entry that applies decides.
 
 `Override` is that list. A plan keeps the entry of every key: later charges and comparisons use it.
 """
@@ -54,14 +54,14 @@ TENTATIVE: Final = EXPLORING | _flags({Override.variant})
 
 
 class Setting(NamedTuple):
-    """What runs at one key, and why."""
+    """The setting of one key, and the reason."""
 
     candidate: Candidate
     why: Override
 
 
 class Window(NamedTuple):
-    """What is known of the next window before any key's setting is decided."""
+    """Facts on the next window before any key's setting is decided."""
 
     forced: Mapping[int, Setting] = {}
     """By key index: the setting that an experiment or a variant requests."""
@@ -85,7 +85,7 @@ def what_runs(state: KeyState, window: Window) -> Setting:
 
 
 def usual(state: KeyState) -> Setting:
-    """What runs at a key without a forced setting or a trial, if its provisional setting does not rest."""
+    """The setting of a key without a forced setting or a trial, if its provisional setting does not rest."""
     if state.provisional is None:
         return Setting(state.incumbent, Override.incumbent)
     return Setting(state.provisional, Override.proven if state.provisional_is_proven else Override.provisional)

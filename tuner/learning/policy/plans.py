@@ -115,7 +115,6 @@ class Plans:
         self._rests: dict[int, int] = {}
         """Epochs of stages that follow a trial if nobody renews it, and the steps until then."""
         self.next = 1
-        """The epoch of the next plan."""
         self.must_repeat = False
         """The last plan is not in force: it expired, was refused or got lost."""
         self.takes_over = False

@@ -1,4 +1,4 @@
-"""What exploration may cost and does cost: the budget, its reservations, and how much training waits for calls.
+"""The budget of exploration, its reservations, and how much training waits for calls.
 
 All costs are microseconds of training time. A trial at a key that is called once in a hundred steps waits that long for
 its first call. Hundreds of such keys may be called in one step, so each trial's risk stays reserved until its cost is
@@ -41,7 +41,7 @@ class Budget:
         self._window: deque[tuple[float, float]] = deque([(0.0, 0.0)], WINDOW_STEPS)
         """Training time and spent time at the beginning of each of the latest steps, oldest first."""
         self._reserved_us: dict[int, tuple[float, float]] = {}
-        """By key, what its trial may cost until it is measured, and the cost of its connection."""
+        """By key, the most that its trial may cost until it is measured, and the cost of its connection."""
 
     def earn(self, step_us: float) -> None:
         """A training step of `step_us` microseconds has finished."""
@@ -54,7 +54,7 @@ class Budget:
         self.spent_us = max(0.0, self.spent_us + extra_us)
 
     def reserve(self, key: int, risk_us: float, once_us: float) -> None:
-        """A trial begins: reserve what it may cost until it is measured, and the cost of its connection."""
+        """A trial begins: reserve its possible cost until it is measured, and the cost of its connection."""
         self._reserved_us[key] = risk_us, once_us
 
     def release(self, key: int) -> None:
@@ -68,7 +68,7 @@ class Budget:
 
     @property
     def free_us(self) -> tuple[float, float]:
-        """What trials may still risk: now, and of all steps' budget, which also pays for connections."""
+        """Cost that trials may still risk: now, and of all steps' budget, which also pays for connections."""
         risk_us = sum(risk for risk, _ in self._reserved_us.values())
         once_us = sum(once for _, once in self._reserved_us.values())
         return self.remaining_us - risk_us, self.in_all_us - risk_us - once_us
@@ -80,12 +80,12 @@ class Budget:
 
     @property
     def in_all_us(self) -> float:
-        """What is left of all steps' budget; a connection may cost more than a window's budget."""
+        """Rest of all steps' budget; a connection may cost more than a window's budget."""
         return self.fraction * self.training_us - self.spent_us
 
     @property
     def remaining_us(self) -> float:
-        """What may still be spent; negative if a trial cost more than its reserved risk."""
+        """Cost that may still be spent; negative if a trial cost more than its reserved risk."""
         trained_us, spent_us = self._window[0]
         of_window_us = self.fraction * (self.training_us - trained_us) - (self.spent_us - spent_us)
         return min(self.in_all_us, of_window_us)

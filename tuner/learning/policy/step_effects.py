@@ -1,8 +1,8 @@
 """Evidence of step times: a linear regression of log step time on the settings that ran, by a Kalman filter.
 
 `StepEffects` follows the level, which may drift, and the effects of all trials, provisional settings and the variant of
-the plan. It learns the correlation of neighbouring steps: if times drift by themselves, a setting's effect is only what
-comes and goes with its windows. `StepKinds` separates kinds of steps that differ without any trial.
+the plan. It learns the correlation of neighbouring steps: if times drift by themselves, only changes that come and go
+with its windows are a setting's effect. `StepKinds` separates kinds of steps that differ without any trial.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class StepEffects:
         self.forget(others)
 
     def level_moved(self, shift: float) -> None:
-        """Training's own pace changed by `shift`: estimate the level anew."""
+        """Training itself changed by `shift`: estimate the level anew."""
         self._state.mean[0] += shift
         self._state.covariance[0, 0] += MIN_SHIFT**2
 
@@ -224,7 +224,7 @@ WIDTH: Final = 0.2
 
 
 class StepKinds:
-    """The kinds of one job's steps; `moved_bytes` counts what they move, `usual_us` scales their durations."""
+    """The kinds of one job's steps; `moved_bytes` counts their bytes, `usual_us` scales their durations."""
 
     def __init__(self) -> None:
         self.moved_bytes = StepSums()

@@ -1,4 +1,4 @@
-"""Compares steps with and without trials, provisional and newly promoted settings, and withdraws what slows them down.
+"""Compares steps with and without trials, provisional and newly promoted settings, and withdraws slow ones.
 
 Calls may get faster while steps get slower. So every step adds to a regression of step time on settings
 (`step_effects.py`). A slow effect there is only a suspicion, since training changes by itself, too. An experiment
@@ -53,7 +53,7 @@ class Slow(NamedTuple):
     percent: float
     """By how much steps are slower with all of them together."""
     excess_us: float
-    """What they have cost so far."""
+    """Their cost so far."""
     n_with: int
     n_without: int
     """Steps of the experiment without them."""
@@ -70,7 +70,7 @@ class _Experiment:
 
 
 class StepGuard:
-    """Judges one job's steps; `step` returns what to withdraw. A setting is known by its name (slot) and key index."""
+    """Judges one job's steps; `step` returns the settings to withdraw, each by its name (slot) and key index."""
 
     def __init__(self) -> None:
         self._chance = random.Random(0)
@@ -90,22 +90,22 @@ class StepGuard:
         self._n_steps = 0
         self._n_with: Counter[int] = Counter()
         self._odd: list[tuple[float, frozenset[int]]] = []
-        """The newest steps while all deviate to one side: each one's deviation (log) and what it tried."""
+        """The newest steps while all deviate to one side: each one's deviation (log) and tried settings."""
         self.keys: dict[int, int] = {}
         """Key index by name of every setting that was tried."""
         self.longer: dict[int, float] = {}
         """By name, how much longer (log) steps would be if all calls were exposed; empty if exposure is measured."""
         self._experiment: _Experiment | None = None
         self.forced: dict[int, int | None] = {}
-        """By key, what the next step must run: a suspect, or the incumbent (None)."""
+        """By key, the setting that the next step must run: a suspect, or the incumbent (None)."""
         self._recent: deque[tuple[float, frozenset[int]]] = deque(maxlen=RECENT_STEPS)
-        """Log duration of the newest steps, and what each tried."""
+        """Log durations and tried settings of the newest steps."""
 
     def detect_level_shift(self, log_us: float, explored: Mapping[int, int]) -> float | None:
-        """By how much (log) training's own pace has changed, if it has; called before `step`.
+        """By how much (log) training itself became slower or faster, if it did; called before `step`.
 
-        It has changed if several steps in a row deviate and one of them tried nothing that may be the cause. If all
-        tried something and are slower, an experiment decides. If they are faster, only a new setting may be the cause.
+        It did if several steps in a row deviate and one of them tried nothing that may be the cause. If all tried
+        something and are slower, an experiment decides. If they are faster, only a new setting may be the cause.
         """
         shift = log_us - self.effects.expected(self._shares(name for name in explored if name in self.keys))
         is_odd = abs(shift) > max(MIN_SHIFT, CLIP * self.effects.noise)
@@ -138,15 +138,10 @@ class StepGuard:
         *,
         has_variant: bool | None = None,
     ) -> Slow | None:
-        """Take in one step.
+        """Take in one step, and return the settings to withdraw, if any.
 
-        Args:
-            explored: key index by name (slot) of each setting that the step tried.
-            slow_calls: settings whose calls are slow: their trials end anyway.
-            has_variant: while a variant is on trial, whether it ran; no other setting is judged then.
-
-        Returns:
-            What to withdraw, if anything.
+        `explored` maps the name (slot) of each setting that the step tried to its key index. Trials of `slow_calls` end
+        anyway. While a variant is on trial, `has_variant` says whether it ran, and no other setting is judged.
         """
         self._n_steps += 1
         self.keys.update(explored)
@@ -209,7 +204,7 @@ class StepGuard:
             self._experiment = _Experiment(asked)
 
     def _choose_forced(self) -> None:
-        """Choose what the next step runs: first no suspect, then all or none at random, or each by itself at random."""
+        """Choose the next step's suspects: first none, then all or none at random, or each by itself at random."""
         asked, self.forced = self._experiment, {}
         if asked is None:
             return
@@ -263,8 +258,9 @@ class StepGuard:
 
 
 KNOWN_STEPS: Final = 14
-"""Known steps before the first trial begins. A canary needs only a third of them, so that it runs within ten steps: its
-risk is reserved as that of a catastrophe."""
+"""Known steps before the first trial begins. A recommended setting needs only a third of them, so that it runs within
+ten steps: its risk is reserved as that of a catastrophe.
+"""
 
 
 class StepFeedback:
@@ -292,7 +288,7 @@ class StepFeedback:
 
     @property
     def is_new(self) -> bool:
-        """Whether the guard knows too few steps for any trial but canaries."""
+        """Whether the guard knows too few steps for any trial but those of recommended settings."""
         return len(self._recent) < KNOWN_STEPS
 
     def reset(self) -> None:

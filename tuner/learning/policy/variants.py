@@ -68,11 +68,11 @@ class Variants:
         self._n_off = 0
         self._usual_us = math.inf
         self._charged_us = 0.0
-        """What the variant on trial has cost."""
+        """Cost of the variant on trial so far."""
         self.cooldown = Cooldown()
         """Rests by variant name: a failed variant is tried again later, as its trial may have been unlucky."""
         self._open: list[tuple[float, str]] = []
-        """What is left of this round, the next one last: a factor of `SLOWER`, and the group or "" for all keys."""
+        """Rest of this round, the next one last: a factor of `SLOWER`, and the group or "" for all keys."""
         self._slower: set[int] = set()
         """Keys whose variants made steps slower: they are left out of variants with other keys."""
         self._search: Iterator[Variant | None] | None = None
@@ -81,8 +81,7 @@ class Variants:
     def consider(self, step: int, step_us: float, *, may_begin: bool) -> None:
         """Once the keys have settled, look at one variant and begin its trial if it may run.
 
-        Args:
-            step_us: the usual step time; infinite if unknown.
+        An unknown `step_us`, the usual step time, is infinite.
         """
         policy = self._policy
         if self.on_trial is not None and not self._has_memory(self.on_trial):
@@ -108,11 +107,7 @@ class Variants:
             self._next_at_step = step + TRIAL_STEPS
 
     def begin(self, variant: Variant, step: int, step_us: float) -> None:
-        """Start alternating a variant with the plan itself.
-
-        Args:
-            step_us: duration of the steps before.
-        """
+        """Start alternating a variant with the plan itself, whose steps took `step_us`."""
         self.on_trial, self._usual_us, self._charged_us = variant, step_us, 0.0
         self._order.setdefault(variant.name, len(self._order) + 1)
         self._on_us, self._n_off = [], 0
@@ -121,14 +116,10 @@ class Variants:
         self._is_on, self._steps_in_window = next(self._pairs), 0
 
     def judge(self, in_force: PlanInForce, step: int, duration_us: float, *, may_promote: bool = True) -> bool:
-        """Look at the regression after a step while a variant is on trial.
+        """Look at the regression after a step while a variant is on trial; returns whether a new plan is due at once.
 
-        Args:
-            duration_us: the step's duration without exploration's cost.
-            may_promote: False while the network changes, since that changes step times, too.
-
-        Returns:
-            True if a new plan is due at once.
+        `duration_us` is without exploration's cost. `may_promote` is False while the network changes, as that changes
+        step times, too.
         """
         variant, is_on = self.on_trial, in_force.variant is not None
         if variant is None or in_force.variant not in (None, variant):

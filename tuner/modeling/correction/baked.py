@@ -42,7 +42,7 @@ _MAX_BLOB_BYTES = 256 << 20
 
 
 class Correction(Protocol):
-    """What to add to the log of NCCL's cost, and its standard deviation."""
+    """Shift of the log of NCCL's cost, and its standard deviation."""
 
     def predict(
         self,
@@ -51,15 +51,7 @@ class Correction(Protocol):
         candidates: Sequence[Candidate],
         size_classes: Ints,
     ) -> tuple[Floats, Floats]:
-        """Correction of the candidates at many sizes.
-
-        Args:
-            size_classes: size classes, shape [n_size_classes].
-
-        Returns:
-            What to add to the log of NCCL's cost, and its standard deviation (log),
-            each [n_size_classes, n_candidates].
-        """
+        """Shift of the log of NCCL's cost, and its standard deviation (log), each [n_size_classes, n_candidates]."""
         ...
 
     def nearest(self, communicator: CommunicatorClass) -> CommunicatorClass:
@@ -109,17 +101,10 @@ class Baked:
         candidates: Sequence[Candidate],
         size_classes: Ints,
     ) -> tuple[Floats, Floats]:
-        """See `Correction.predict`.
+        """See `Correction.predict`; 0 and `UNKNOWN_STD` if nothing is known, as of a collective that the grid lacks.
 
-        Args:
-            communicator: if the grid lacks it, the nearest one's correction is used, with more doubt.
-            collective: if the grid lacks it, nothing is corrected.
-            candidates: if the grid lacks a channel count, the nearest one's correction is used.
-            size_classes: shape [n_size_classes]; beyond the grid, its last class is used, with more doubt.
-
-        Returns:
-            Shift and standard deviation (log), each [n_size_classes, n_candidates];
-            0 and `UNKNOWN_STD` if nothing is known.
+        If the grid lacks a communicator or a size class, the nearest one's correction is used, with more doubt. If it
+        lacks a channel count, the nearest one's is used.
         """
         shape = (len(size_classes), len(candidates))
         shift, spread = np.zeros(shape), np.full(shape, UNKNOWN_STD)
@@ -168,8 +153,7 @@ class Baked:
     def from_bytes(cls, blob: bytes) -> Baked:
         """Read `to_bytes`; nothing is ever unpickled.
 
-        Raises:
-            ValueError: the bytes are damaged, of another version, or hold impossible values.
+        Raises ValueError if the bytes are damaged, of another version, or hold impossible values.
         """
         if len(blob) > _MAX_BLOB_BYTES:
             raise ValueError(f"model of {len(blob)} bytes is over the limit of {_MAX_BLOB_BYTES}")
@@ -210,7 +194,7 @@ class Baked:
         return int(np.argmin(gaps))
 
     def _doubt_elsewhere(self, communicator: CommunicatorClass, nearest: int) -> float:
-        """What to add to the standard deviation if another communicator's correction is used."""
+        """Increase of the standard deviation if another communicator's correction is used."""
         n_nodes = max(1, int(self.communicators[nearest, 1]))
         is_apart = any((n_nodes <= most) != (communicator.n_nodes <= most) for most, _ in _JUMPS)
         octaves = float(self._octaves_to(communicator)[nearest])

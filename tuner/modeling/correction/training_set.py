@@ -165,15 +165,9 @@ def _predicted(points: Ints, costs: CostPrior) -> Floats:
 
 
 def candidate_at(algorithm: int, protocol: int, n_channels: int) -> Candidate | None:
-    """The candidate of integer columns, None for values NCCL does not have.
+    """The candidate of NCCL's numbers; the baseline for `DEFAULT_CELL`, None for values that NCCL does not have.
 
-    Args:
-        algorithm: NCCL's number, or `NO_CELL`.
-        protocol: NCCL's number, or `NO_CELL`.
-        n_channels: 0 to 64; 0: NCCL chooses.
-
-    Returns:
-        The candidate, the baseline for `DEFAULT_CELL`.
+    Algorithm and protocol may be `NO_CELL`. Channels are 0 to 64; 0: NCCL chooses.
     """
     if (algorithm, protocol) == DEFAULT_CELL:
         return Candidate()

@@ -44,16 +44,13 @@ def model_shape(
 ) -> ModelShape:
     """The shape that options describe.
 
-    Args:
-        model: a number of parameters, a configuration file, `package.module:callable`, or None.
-        n_layers: with `width`, the shape; a number of parameters beside them is only compared.
-        width: hidden size.
-        n_heads: attention heads; None: as many as have 128 dimensions each.
-        n_context: tokens of a sequence; this replaces a configuration file's number.
-        vocabulary: size; None: the file's, or else GPT-2's.
+    Without `n_heads`, heads have 128 dimensions each.
 
-    Returns:
-        The shape.
+    Args:
+        model: a number of parameters, a configuration file, or `package.module:callable`.
+        n_layers: with `width`, the shape; a number of parameters beside them is only compared.
+        n_context: tokens of a sequence; this replaces a configuration file's number.
+        vocabulary: None: the configuration file's, or else GPT-2's.
 
     Raises:
         UserError: no option describes a model, or two options contradict each other.
@@ -85,11 +82,7 @@ def model_shape(
 
 
 def software(precision: str, optimizer: str, *, flash: bool, compiled: bool) -> Software:
-    """The settings of the training script.
-
-    Raises:
-        UserError: there is no such precision, or the optimizer is not known here.
-    """
+    """The settings of the training script; UserError for an unknown precision or optimizer."""
     if precision not in PRECISIONS:
         raise UserError(f"{precision!r} is no precision", f"name one of {', '.join(PRECISIONS)}")
     if optimizer not in OPTIMIZERS:
@@ -98,11 +91,7 @@ def software(precision: str, optimizer: str, *, flash: bool, compiled: bool) -> 
 
 
 def recomputes(names: list[str] | None) -> tuple[Recompute, ...]:
-    """The kinds of recomputation to try.
-
-    Raises:
-        UserError: one of the words is no such kind.
-    """
+    """The kinds of recomputation to try; UserError if a word is none."""
     wrong = set(names or ()) - set(RECOMPUTES)
     if wrong:
         raise UserError(f"{min(wrong)!r} cannot be recomputed", f"name {', '.join(RECOMPUTES)}")

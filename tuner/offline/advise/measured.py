@@ -61,11 +61,7 @@ class Found(NamedTuple):
 
 
 def parse_ran(text: str) -> ZeroConfiguration:
-    """The measured job's configuration, from `stage=3,batch=2,recompute=full`.
-
-    Raises:
-        UserError: it is not of that form.
-    """
+    """The measured job's configuration, from `stage=3,batch=2,recompute=full`; UserError if it is not of that form."""
     fields: dict[str, Any] = {"stage": 3, "micro_batch": 1}
     names = {
         "stage": "stage",
@@ -92,24 +88,18 @@ def parse_ran(text: str) -> ZeroConfiguration:
 
 
 def measured(problem: Problem, path: Path, job: str | None, ran: ZeroConfiguration | None) -> Found:
-    """Replace assumptions by measurements.
+    """Replace assumptions by measurements, and say so in one sentence for each.
 
     Collectives give the ratio of measured to modelled communication time. If `ran` is given, steps give that ratio for
     computation, and memory pressure gives the memory that the model does not know.
 
     Args:
-        problem: the question.
         path: a store, a trace, or a folder of one.
         job: a job of the store; None: the newest that trained.
         ran: that job's configuration, on the same cluster and model.
 
-    Returns:
-        The problem and the sentences.
-
     Raises:
-        UserError: it has nothing to use.
-        StoreError: the store cannot be read.
-        TraceError: the trace cannot be read.
+        UserError: there is nothing to use.
     """
     if not path.exists():
         raise UserError(f"there is nothing at {path}", "name a store or a trace")

@@ -146,21 +146,16 @@ def watch(
     ran: ZeroConfiguration,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[News]:
-    """News of a job until it ends; if it has ended, its last news.
+    """Worthwhile changes of a running job until it ends: at first all, then those that left their reported ranges.
+
+    A job that has ended gives its last news.
 
     Args:
-        problem: model, machine and software of the job.
-        path: the store that its daemon writes.
-        job: its id or name; None: the newest that trained.
-        ran: what it runs.
-        sleep: waits between two looks.
-
-    Yields:
-        Worthwhile changes: at first all, then those that left their reported ranges.
+        job: id or name; None: the newest that trained.
+        sleep: waits between two looks at the store.
 
     Raises:
         UserError: there is no such job, or its steps cannot be this model's, or no daemon records them.
-        StoreError: the store cannot be read.
     """
     if not path.is_file():
         raise UserError(f"there is no store at {path}", "begin a job with `zerotune launch --daemon`")

@@ -100,11 +100,7 @@ class Track:
         self._tids: list[int] = []
 
     def span(self, name: str, category: str, begin_us: float, duration_us: float, args: Args) -> None:
-        """One complete event of at least a nanosecond.
-
-        Args:
-            begin_us: not before that of the last span.
-        """
+        """One complete event of at least a nanosecond; it must not begin before the last one."""
         begin_ns = round(begin_us * 1e3)
         end_ns = max(round((begin_us + duration_us) * 1e3), begin_ns + 1)
         tid = self._tid(self._rows.row_of(begin_ns, end_ns))
@@ -124,11 +120,7 @@ class Track:
 
 @contextmanager
 def event_file(out: Path) -> Iterator[EventFile]:
-    """A new file of events, compressed if its name ends in .gz; it is complete after the block, or missing.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """A new file of events, compressed if its name ends in .gz; it is complete after the block, or missing."""
     with users_file(out) as partial, partial.open("wb") as raw:
         if out.suffix.lower() == ".gz":
             with gzip.GzipFile(out.stem, "wb", 6, raw) as packed, _document(packed) as events:

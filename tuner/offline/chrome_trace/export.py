@@ -25,20 +25,15 @@ Array = NDArray[Any]
 
 
 def export_chrome_trace(store_path: Path, out: Path, job_id: str | None = None, trace: Path | None = None) -> list[str]:
-    """Write a timeline as Chrome Trace Event JSON, compressed if `out` ends in .gz.
+    """Write a timeline as Chrome Trace Event JSON, compressed if `out` ends in .gz; returns remarks for the user.
 
     Args:
-        store_path: the SQLite file; with `trace`, only decisions are read from it, and it may be missing.
+        store_path: with `trace`, only decisions are read from it, and it may be missing.
         job_id: id or name of the job; None: the newest that trained, or the only one of the trace.
-        trace: file or folder of `launch --log-trace`: draw every rank, by its own clock.
-
-    Returns:
-        Remarks for the user.
+        trace: draw every rank of this file or folder of `launch --log-trace`, by its own clock.
 
     Raises:
         UserError: there is no such job, nothing of it is recorded, or the file cannot be written.
-        StoreError: the store cannot be read.
-        TraceError: the trace cannot be read.
     """
     if trace is None:
         return _export_job(store_path, out, job_id)

@@ -56,11 +56,10 @@ def setting_that_ran(row: Mapping[str, Any]) -> str | None:
 
 
 def collective_args(row: Mapping[str, Any], *, is_default: bool) -> dict[str, str | int | float | None]:
-    """Arguments of a record or measurement; unknown ones are None.
+    """Arguments of a row of OBSERVATION_FIELDS or MEASUREMENT_FIELDS; unknown ones are None.
 
     Args:
-        row: by field of OBSERVATION_FIELDS or of MEASUREMENT_FIELDS.
-        is_default: NCCL chose the setting, and no row of a plan.
+        is_default: whether NCCL chose the setting, and no row of a plan.
     """
     pressure = row["memory_pressure"]
     return {
@@ -85,7 +84,6 @@ def draw_decisions(
     """Draw decisions as instants, each at the end of the newest step known when it was taken.
 
     Args:
-        track: the track to draw on.
         epochs: the first step under each epoch, for decisions that name no step.
     """
     placed = [(_known_until_us(one, steps, epochs), one) for one in decisions]

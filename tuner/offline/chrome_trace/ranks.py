@@ -17,14 +17,10 @@ from .named import by_field, collective_args, collective_name, draw_decisions
 
 
 def draw_ranks(events: EventFile, start: OneStart, decisions: Sequence[Decision]) -> list[str]:
-    """Draw all ranks, one in memory at a time.
-
-    Returns:
-        Remarks for the user.
+    """Draw all ranks, one in memory at a time; returns remarks for the user.
 
     Raises:
-        TraceError: no file can be read.
-        UserError: nothing is recorded in them.
+        UserError: nothing is recorded in the files.
     """
     clocks = Clocks()
     damaged = list(start.damaged)

@@ -44,17 +44,14 @@ from .values import Explanation, Head
 def explain(
     store_path: Path, job_id: str | None, collective: str | None, phase: str | None, message_bytes: int | None
 ) -> list[Explanation]:
-    """Explanations of one job's keys; those that take most of a step come first.
+    """Explanations of one job's keys; those that take most of a step come first. None selects all.
 
     Args:
         job_id: id or name of the job; None: the newest that trained.
-        collective: only keys of this collective; None: all.
-        phase: only keys of this phase; None: all.
-        message_bytes: only the size class of this total size; None: all.
+        message_bytes: total size; selects its size class.
 
     Raises:
-        UserError: no such job, an unknown collective or phase, or a size below 1.
-        StoreError: there is no store, or it cannot be read.
+        UserError: there is no such job, collective or phase, or the size is below 1.
     """
     wanted_collective = None if collective is None else parse_collective(collective)
     if phase is not None and phase not in Phase.__members__:
@@ -78,8 +75,7 @@ def explain_in(
 ) -> list[Explanation]:
     """Explanations of a job's keys; those that take most of a step come first.
 
-    Args:
-        guesses: include expectations at keys without decisions.
+    `guesses` adds expectations at keys without decisions.
     """
     decisions = store.decisions(job_id=job.job_id)
     fabrics = dict.fromkeys([job.fabric_id, *(decision.fabric_id for decision in decisions)])
@@ -88,7 +84,7 @@ def explain_in(
     by_key = by_keys([decision for decision in decisions if is_wanted(decision.key)])
     undecided = [key for key in here if key not in by_key and is_wanted(key)]
     if not decisions and not store.steps(job.job_id):
-        undecided = []  # it did not train: a sweep, an import
+        undecided = []  # a sweep or an import, which did not train
     expected: dict[DecisionKey, Guesses] = {key: ("", []) for key in undecided}
     if undecided and guesses:
         expected = _guesses(store, job.fabric_id, undecided, here, lines)
@@ -140,12 +136,7 @@ def _with_share(
 
 
 def head_of(store_path: Path, job_id: str | None) -> Head:
-    """The job that `explain` explains.
-
-    Raises:
-        UserError: no such job.
-        StoreError: there is no store, or it cannot be read.
-    """
+    """The job that `explain` explains."""
     with Store.open(store_path, read_only=True) as store:
         job = job_of(store, job_id)
         here = medians(statistics(store, job.fabric_id, job.job_id))
@@ -177,13 +168,9 @@ def _head(store: Store, jobs: JobsRead, job: JobRecord, decisions: Sequence[Deci
 
 
 def why_unknown(job: JobRecord, here: Medians, steps: Sequence[StepRecord]) -> MissingEvidence:
-    """Why a job's measured collectives do not show what kind of training it is.
+    """Why a job's measured collectives do not show what kind of training it is; `nothing` if they do show it.
 
-    Args:
-        steps: its steps, in order.
-
-    Returns:
-        `MissingEvidence.nothing` if they do show it.
+    `steps` must be in order.
     """
     if job.stage is not Stage.unknown:
         return MissingEvidence.nothing

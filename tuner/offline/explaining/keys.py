@@ -46,16 +46,13 @@ def explained(
     current: Collection[Decision],
     highest_epoch: int | None = None,
 ) -> list[Explanation]:
-    """Explanations by key, from each key's decisions, or from guesses if it has none.
+    """Explanations by key, in the order of keys; keys without decisions are explained by `guesses`.
+
+    The decisions of a key are in the order they were taken.
 
     Args:
-        decisions: by key, in the order they were taken.
-        guesses: predictions for keys without decisions.
-        current: decisions of the daemon that decided last; the others are only history.
+        current: decisions of the daemon that decided last; all others are only history.
         highest_epoch: decisions of plans with later epochs are not in force; None: unknown.
-
-    Returns:
-        One explanation per key, in the order of keys.
     """
     keys = sorted({*decisions, *guesses})
     return [
@@ -112,7 +109,7 @@ def _explanation(
     low, high = size_class_range(key.size_class)
     last = decisions[-1] if decisions else None
     model_id, alternatives = guesses or ("", [])
-    if last is not None:  # of any kind: it saw the most evidence
+    if last is not None:  # whatever its kind, it saw the most evidence
         model_id, alternatives = last.model_id, alternatives_of(last)
     decision = deciding(settled)
     setting = str(in_force[-1].candidate if in_force else BASELINE)

@@ -85,7 +85,7 @@ class Explanation(msgspec.Struct, frozen=True):
     model_id: str = ""
     """The model behind the expectations; empty: NCCL's own cost."""
     job_history: list[str] = []
-    """Decisions that concern all keys: changes of training's pace and of the network, other plans on trial."""
+    """Decisions that concern all keys: training or the network became faster or slower, other plans on trial."""
     job: Head | None = None
     calls_per_step: float | None = None
     """Mean calls in measured steps; None: no step was measured."""

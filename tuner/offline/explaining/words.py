@@ -43,13 +43,9 @@ MEANINGS: Final = (
 def render(
     explanations: Sequence[Explanation], console: Console, head: Head | None, *, shows_all: bool = True
 ) -> None:
-    """Print each key's saving, then the reasons for its setting, or only the number of decisions.
+    """Print each key's saving, then the reasons for its setting, in the given order.
 
-    Args:
-        explanations: in the order to print them in.
-        console: where to print.
-        head: the job; None: there is none.
-        shows_all: print also quiet keys (`Explanation.is_quiet`), and all decisions of keys and of the job.
+    Unless `shows_all`, quiet keys (`Explanation.is_quiet`) and single decisions are left out, and only counted.
     """
     if head is not None:
         console.print(describe(head), markup=False, highlight=False, soft_wrap=True)
@@ -155,12 +151,7 @@ def describe(head: Head) -> str:
 
 
 def render_none(known: Sequence[Explanation], console: Console, head: Head | None) -> None:
-    """Print what the job has instead, if no key fits the request.
-
-    Args:
-        console: where to print.
-        head: the job; None: there is none.
-    """
+    """Print the job's known keys, if no key fits the request."""
     if not known:
         render(known, console, head)
         return

@@ -29,10 +29,7 @@ def parse_setting(text: str) -> Candidate:
     """The setting named by "ring/ll128", "ring/ll128/8" or, as settings are printed, "ring/ll128/8ch".
 
     The protocol may be left out, or be "any", if NCCL chose it: "tree", "tree/8ch". It is filled in if NCCL has only
-    one for the algorithm.
-
-    Raises:
-        UserError: it is not of that form, or NCCL has no such setting.
+    one for the algorithm. Any other text raises UserError.
     """
     name, *words = text.split("/")
     algorithm = parse_algorithm(name)
@@ -70,29 +67,17 @@ def import_measurements(
     format_name: str | None = None,
     collective: Collective | None = None,
 ) -> tuple[Trace, int]:
-    """Read measurements and record those that the store does not have.
+    """Read measurements and record those that the store does not have; returns also the number of rows recorded.
 
-    Fields of the file (fabric, job, nodes, setting and who chose it) take precedence over the arguments. Nothing is
-    written before all files were read without an error; an import that was killed continues where it ended.
+    Fields of the file (fabric, job, nodes, setting and who chose it) take precedence over the arguments, but `n_nodes`
+    also corrects a wrong count. Nothing is written before all files were read without an error; an import that was
+    killed continues where it ended.
 
-    Args:
-        path: a file, or a folder with one file per rank.
-        store_path: the SQLite file to write; made if it is missing.
-        fabric_id: hardware, if the file does not name it; None: the name of the folder.
-        setting: the setting that ran, if the file does not name it.
-        is_default: whether NCCL chose the setting, if the file does not say so.
-        n_nodes: nodes, if the file does not name them, or counts them wrongly.
-        dry_run: only read.
-        format_name: read it as this format; None: detect the format.
-        collective: the collective that ran, if the file does not name it.
-
-    Returns:
-        The trace with its summary, and the number of rows recorded (with `dry_run`: usable).
+    Without `fabric_id`, the fabric has the folder's name. With `dry_run`, the number is that of usable rows.
 
     Raises:
         UserError: the file has nothing to use, or an argument contradicts it.
         TraceError: the file is of no known format, or damaged.
-        StoreError: the store cannot be written.
     """
     _check_options(setting, is_default, fabric_id)
     trace = _opened(path, format_name, collective)
@@ -153,8 +138,7 @@ def _record(store: Store, reading: Reading, origin: Mapping[str, str | int | flo
 def _kept(store: Store, reading: Reading) -> Counter[Owner]:
     """How many of each owner's first rows the store has or once had.
 
-    Raises:
-        UserError: the store has other rows under one of the jobs.
+    Raises UserError if the store has other rows under one of the jobs.
     """
     n_rows = reading.n_rows
     whole = {job.job_id for job in store.jobs() if job.ended_at_s is not None} & reading.unnamed_jobs

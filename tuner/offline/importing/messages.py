@@ -46,11 +46,7 @@ def left_out(trace: Trace) -> dict[LeftOut, int]:
 
 
 def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:
-    """What `render` prints, as one JSON document.
-
-    Args:
-        n_rows: measurements recorded, or usable in a dry run.
-    """
+    """What `render` prints, as one JSON document; `n_rows` were recorded, or are usable in a dry run."""
     summary = trace.summary
     document = {
         "format": trace.format_name,
@@ -72,12 +68,7 @@ def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:
 
 
 def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> None:
-    """Print what was found, what could not be used, and why.
-
-    Args:
-        n_rows: measurements recorded, or usable in a dry run.
-        console: where to print.
-    """
+    """Print what was found, what could not be used, and why; `n_rows` were recorded, or are usable in a dry run."""
     summary = trace.summary
     for fault in summary.faults:  # before the incomplete figures
         console.print(fault, style="yellow", markup=False, highlight=False, soft_wrap=True)

@@ -1,7 +1,7 @@
 """Compares step times of NCCL's own choice and the settings in force, or of two runs.
 
 Within a job, the steps of control windows are compared only with those around them. A job's first steps are not
-compared with its last: training's pace, the network or the host may have changed without any plan.
+compared with its last: training, the network or the host may have become slower without any plan.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ HOW_TO_COMPARE: Final = (
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """Result of a comparison: of two runs, or within one job, where `before` is NCCL's own choice."""
+    """Result of a comparison: of two runs, or within one job, whose `before` is NCCL's own choice."""
 
     changes: Sequence[MedianChange]
     explanation: str
-    """What was compared, or why nothing was."""
+    """Which steps were compared, or why none were."""
     remedy: str = ""
     """How to get a better comparison."""
     warnings: Sequence[str] = ()
@@ -48,14 +48,9 @@ class BeforeAfter:
 
 
 def of_summaries(before: RunSummary, after: RunSummary, job_id: str = "") -> BeforeAfter:
-    """Compare the last quarters of two runs' steps.
+    """Compare the last quarters of two runs' steps; the result says why, if they cannot be compared.
 
-    Args:
-        after: the second run.
-        job_id: the job of the rest of the page; empty: none.
-
-    Returns:
-        The comparison, or why there is none.
+    `job_id` is the job of the rest of the page.
     """
     first, last = settled_of(before.steps), settled_of(after.steps)
     if min(len(first), len(last)) < MIN_STEPS:
@@ -130,14 +125,14 @@ def _side_by_side(
 
 
 def without_plan(steps: Sequence[StepRecord]) -> str:
-    """What is known, in words, of a job that has steps, none of which ran under a plan."""
+    """The state, in words, of a job that has steps, none of which ran under a plan."""
     seen, n_steps = {0, *(step.step for step in steps)}, 1 + max(step.step for step in steps)  # the first has no time
     known = "all" if len(seen) == n_steps else f"{len(seen):,} of them"
     return f"no plan was adopted in {counted(n_steps, 'step')}, {known} heard of by a daemon: NCCL's own choice ran"
 
 
 def is_of_pace(decision: Decision) -> bool:
-    """Whether a decision reports a change of training's pace or of the network."""
+    """Whether a decision reports that training itself, or the network, became faster or slower."""
     return decision.is_of_job and decision.kind in (DecisionKind.pace, DecisionKind.regime, DecisionKind.keep)
 
 

@@ -33,7 +33,6 @@ def id_of(path: Path, job: str | None) -> str | None:
 
     Raises:
         UserError: several jobs have this name; the message lists their ids.
-        StoreError: the store exists and cannot be read.
     """
     if job is None or not path.exists():
         return job

@@ -37,7 +37,7 @@ STILL_OPEN: Final = (JobEnd.silent, JobEnd.running, JobEnd.unwatched)
 
 
 class GainKind(enum.Enum):
-    """What is known of a job's gain."""
+    """Whether a job's gain is known."""
 
     measured = "measured"
     """Steps took less or more time than under NCCL's own choice, beyond noise."""
@@ -58,7 +58,7 @@ class Gain(msgspec.Struct, frozen=True):
     """Lower end of the 95 % interval of the change, in percent of step time."""
     high_percent: float | None = None
     why: str = ""
-    """What was compared, or why nothing was and what a comparison needs."""
+    """Which steps were compared, or why none were and what a comparison needs."""
 
 
 class JobLine(msgspec.Struct, frozen=True):
@@ -81,15 +81,10 @@ class JobLine(msgspec.Struct, frozen=True):
 
 
 def list_jobs(path: Path, *, limit: int, all_kinds: bool = False, only_over: bool = False) -> list[JobLine]:
-    """The newest `limit` jobs of a store that trained, the newest first.
+    """The newest jobs of a store that trained, the newest first.
 
-    Args:
-        limit: number of jobs at most.
-        all_kinds: also those that recorded no step, such as sweeps and imports.
-        only_over: leave out jobs that run or may still run.
-
-    Raises:
-        StoreError: there is no store, or it cannot be read.
+    `all_kinds` adds those that recorded no step, such as sweeps and imports. `only_over` leaves out jobs that run or
+    may still run.
     """
     with Store.open(path, read_only=True) as store:
         is_written = has_writer(path)

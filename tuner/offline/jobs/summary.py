@@ -47,11 +47,7 @@ class RunSummary(msgspec.Struct, frozen=True):
 
 
 def read_summary(path: Path) -> RunSummary:
-    """A run summary.
-
-    Raises:
-        UserError: it cannot be read, or is not one.
-    """
+    """A run summary; UserError if the file is none."""
     try:
         summary = msgspec.json.decode(read_file(path, MAX_FILE_BYTES), type=RunSummary)
         return summary if summary.label else msgspec.structs.replace(summary, label=path.stem)
@@ -62,11 +58,7 @@ def read_summary(path: Path) -> RunSummary:
 
 
 def check_alike(before: RunSummary, after: RunSummary) -> None:
-    """Check that two runs differ only in their settings.
-
-    Raises:
-        UserError: they differ in more.
-    """
+    """Check that two runs differ only in their settings; otherwise raise UserError."""
     if 0 not in (before.n_ranks, after.n_ranks) and before.n_ranks != after.n_ranks:
         raise UserError(f"one run had {before.n_ranks} ranks, the other {after.n_ranks}", "compare runs of one size")
     places = [_place(one) for one in (before, after)]
@@ -79,15 +71,10 @@ def _place(run: RunSummary) -> str:
 
 
 def compared_job(store: Store, job_id: str | None, run: RunSummary) -> JobRecord:
-    """The job of a page about `run`: the run's own, if the store has it.
-
-    Args:
-        store: open for reading.
-        job_id: id or name of the job that the user asked for; None: none.
-        run: the run after, of a before-and-after comparison.
+    """The job of a page about the last `run`: the run's own, if the store has it.
 
     Raises:
-        UserError: the user asked for another job than the run's, or there is none.
+        UserError: `job_id` names another job than the run's, or there is none.
     """
     if job_id is not None:
         job_id = job_of(store, job_id).job_id

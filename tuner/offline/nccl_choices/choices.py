@@ -64,15 +64,10 @@ class ChoiceChange(msgspec.Struct, frozen=True):
 
 
 def ask(library: Path, cluster: Cluster, collectives: Sequence[Collective], sizes_bytes: Sequence[int]) -> Choices:
-    """NCCL's own choices.
+    """NCCL's own choices, one per collective and size, asked of a libnccl.so.2.
 
     Args:
-        library: a libnccl.so.2.
-        cluster: the cluster to ask about.
         sizes_bytes: NCCL's nBytes; rounded up to equal aligned shares of the ranks.
-
-    Returns:
-        One choice per collective and size.
 
     Raises:
         UserError: the ranks do not fit the topology, or a file is invalid.
@@ -120,11 +115,7 @@ def _choice(answer: Answer) -> Choice:
 
 
 def changes(before: Choices, after: Choices) -> Iterator[ChoiceChange]:
-    """Calls for which two releases choose differently.
-
-    Raises:
-        UserError: one of them does not show its choices.
-    """
+    """Calls for which two releases choose differently; UserError if one of them does not show its choices."""
     for asked in (before, after):
         if all(one.algorithm is None for one in asked.choices):
             raise UserError(f"NCCL {asked.nccl} does not show what it chooses", "compare 2.22 or newer")

@@ -51,12 +51,7 @@ class JudgedRow(msgspec.Struct, frozen=True):
 
 
 def judge(library: Path, cluster: Cluster, rows: Sequence[PlanRow]) -> list[JudgedRow]:
-    """Run each row in NCCL.
-
-    Args:
-        library: a libnccl.so.2.
-        cluster: the cluster to ask about.
-        rows: the plan; rows for other communicators never match.
+    """Run each row in a libnccl.so.2; rows for other communicators never match.
 
     Raises:
         UserError: the ranks do not fit the topology, or a file is invalid.

@@ -47,14 +47,7 @@ def _range(ends: Sequence[str]) -> str:
 
 
 def changes_table(before: Choices, after: Choices, changed: Sequence[ChoiceChange]) -> Table:
-    """The changes of an upgrade.
-
-    Args:
-        changed: the calls that differ.
-
-    Returns:
-        One line per call with another choice.
-    """
+    """The changes of an upgrade: one line per call with another choice."""
     title = f"{len(changed)} of {len(before.choices)} calls change from NCCL {before.nccl} to {after.nccl}"
     table = Table("collective", "size", f"NCCL {before.nccl}", f"NCCL {after.nccl}", title=title)
     for change in changed:

@@ -55,24 +55,17 @@ def replay(
     collective: Collective | None = None,
     job_id: str | None = None,
 ) -> ReplayResult:
-    """Judge policies on a trace.
+    """What each policy would have cost on a trace, and from which evidence.
 
     Args:
-        trace: a trace file, or a folder such as `launch --log-trace` writes.
         policies: names in POLICIES.
-        store_path: store with measurements of other jobs; None, or no file: nothing is known of them.
+        store_path: measurements of other jobs; None, or no file: nothing is known of them.
         fabric: name or path of the fabric file for predictions, if the trace does not name its fabric.
         plan: file that the policy `table` follows: our plan file, or a table of NVIDIA's, RCCL's, NCCLX's or scitix's.
-        change: properties of another job to predict; None: none.
-        format_name: read the trace as this format; None: detect the format.
         collective: the collective that ran, if the trace does not name it.
         job_id: the job to judge, in a folder with several jobs.
 
-    Returns:
-        What each policy would have cost, and from which evidence.
-
     Raises:
-        TraceError: the trace cannot be read, or nothing in it can be judged.
         UserError: a policy, the fabric, the plan, the store, the job or the change is not usable.
     """
     named(policies)
@@ -100,19 +93,13 @@ def replay_table(
     change: JobChange | None = None,
     elsewhere: FabricEvidence | None = None,
 ) -> ReplayResult:
-    """Judge policies on a table of collectives.
+    """What each policy would have cost on a table of collectives, and from which evidence.
 
     Args:
-        table: the job's collectives.
-        policies: names in POLICIES.
-        evidence: evidence of other jobs on the trace's fabric; None: none.
-        plan: rows that the policy `table` follows; None: the winners of earlier jobs.
-        trace: name of the trace, for the result.
-        change: what the step would be in another job; None: not asked.
+        evidence: of other jobs on the trace's fabric.
+        plan: what the policy `table` follows; None: the winners of earlier jobs.
+        change: another job whose step is predicted, too.
         elsewhere: evidence on the fabric that `change` names; None: it is the trace's own.
-
-    Returns:
-        What each policy would have cost, and from which evidence.
 
     Raises:
         UserError: a policy is unknown, or `change` cannot be judged from this trace.

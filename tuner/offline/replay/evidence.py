@@ -39,16 +39,9 @@ class FabricEvidence:
     """Why `statistics` is missing, as the beginning of a sentence."""
 
     def predictor(self, costs: CostPrior, fabric: Fabric) -> Predictor:
-        """Predictions on a described fabric; none for communicators that do not fit on it.
+        """Predictor from (shape, candidate) to (us, standard error of the log); None for communicators that do not fit.
 
         A prediction's standard error is at least `model_error`: the model's own estimate of it may be too small.
-
-        Args:
-            costs: NCCL's cost model on that fabric.
-            fabric: says which communicators fit.
-
-        Returns:
-            From (shape, candidate) to (us, standard error of the log), or None.
         """
 
         @cache
@@ -71,17 +64,12 @@ def evidence_of(store_path: Path | None, fabric_id: str, trace: Path, without_jo
     A model that was fitted since `without_job` began may have learned from that job. Then it is fitted again, which
     takes up to five seconds.
 
+    With an empty `fabric_id`, nothing is known.
+
     Args:
-        store_path: the SQLite file; None, or no file: nothing is known.
-        fabric_id: the fabric; empty: nothing is known.
-        trace: the trace to replay; if this store knows nothing, a store beside the trace is suggested.
+        store_path: None, or no file: nothing is known.
+        trace: the replayed trace; if the store knows nothing, a store beside the trace is suggested.
         without_job: job id whose measurements are left out; empty: none.
-
-    Returns:
-        Statistics, knowledge and the model's error.
-
-    Raises:
-        StoreError: the store cannot be read.
     """
     why_none = _why_none(store_path, trace) if fabric_id else "The trace does not name its fabric"
     if store_path is None or not store_path.exists() or not fabric_id:
@@ -110,11 +98,7 @@ def _measured_since_s(store: Store, job_id: str, fabric_id: str) -> float | None
 
 
 def named_store(store_path: Path, trace: Path) -> Path:
-    """A store that the user named.
-
-    Raises:
-        UserError: there is none.
-    """
+    """A store that the user named; UserError if there is none."""
     if not store_path.exists() and trace.exists():  # others report a missing trace
         beside = _other_beside(store_path, trace)
         remedy = "leave out --store (or ZEROTUNE_STORE) for the default one"

@@ -44,7 +44,7 @@ class _Sums:
     difference_above_us: float = 0.0
 
     def add(self, count: int, cost: Estimate, baseline: Estimate, is_same: bool) -> None:
-        """Add a shape of `count` collectives; `is_same`: the policy's setting is what the baseline runs."""
+        """Add a shape of `count` collectives; `is_same`: the policy's setting is the baseline's."""
         self.cost_us += count * cost.cost_us
         self.baseline_us += count * baseline.cost_us
         if cost.grade is Grade.predicted:

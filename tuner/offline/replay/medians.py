@@ -29,7 +29,7 @@ SAMPLES_THAT_SHOW_SPREAD: Final = 5
 
 
 class Grade(IntEnum):
-    """Where an estimate comes from, best first."""
+    """Origin of an estimate, best first."""
 
     measured_here = 0
     measured_elsewhere = 1

@@ -24,7 +24,7 @@ def notes_of(table: CollectiveTable, context: PolicyContext, evidence: FabricEvi
     """Notes on a foreign trace's records, on communicators that do not fit, by the reader, and on missing evidence.
 
     Raises:
-        FabricError: none of the communicators with known ranks fits on the described fabric.
+        FabricError: no communicator with known ranks fits on the described fabric.
     """
     if table.n_records or table.left_out:
         yield _what_was_judged(table, context)

@@ -21,17 +21,10 @@ _SCITIX_COLUMNS: Final = ("coll", "nnodes", "nranks", "upto_bytes", "algo", "pro
 
 
 def plan_rows(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> list[PlanRow]:
-    """The rows of a file of any of these formats; rows without a phase apply to every phase.
+    """The rows of a file of any of these formats, in the file's order; PlanError if one is invalid.
 
-    Args:
-        path: the file.
-        communicators: the job's; rows for any number of nodes or ranks are repeated for each of them.
-
-    Returns:
-        The rows, in the file's order; if rows of a table overlap, the later ones are cut.
-
-    Raises:
-        PlanError: the file cannot be read, or a row is invalid.
+    Rows without a phase apply to every phase. Rows for any number of nodes or ranks are repeated for each of the job's
+    communicators. If rows of a table overlap, the later ones are cut.
     """
     begin = _begin(path)
     if is_ncclx(begin):

@@ -1,7 +1,7 @@
 """The policies that replay can judge: each names a setting for every shape of the trace.
 
-A policy is a function of a `PolicyContext` and a shape; `POLICIES` has them by name. Policies see only what a live
-policy would. Only the oracle sees this trace's durations and the other policies' settings.
+A policy is a function of a `PolicyContext` and a shape; `POLICIES` has them by name. Policies see only data that a live
+policy would see. Only the oracle sees this trace's durations and the other policies' settings.
 
 A policy that learns while it runs names a *mixture*: how often each setting would have run in as many calls as the
 trace has. A call draws its duration from the evidence on its shape and setting. Settings without evidence do not run.
@@ -214,7 +214,6 @@ class PolicyContext:
     plan: Sequence[PlanRow] | None = None
     """A static table given by the user."""
     counts: Mapping[Shape, int] = field(default_factory=dict)
-    """Calls of each shape."""
     n_steps: int = 0
     step_us: float | None = None
     """Length of the logged steps."""
@@ -329,11 +328,7 @@ DEFAULT_POLICIES: Final = ("baseline", "table", "model", "oracle")
 
 
 def named(names: Sequence[str]) -> dict[str, Policy]:
-    """The policies called `names`, in that order.
-
-    Raises:
-        UserError: a name is none of POLICIES.
-    """
+    """The policies called `names`, in that order; UserError if one is none of POLICIES."""
     for name in names:
         if name not in POLICIES:
             raise UserError(f"there is no policy {name!r}", f"use one of {', '.join(POLICIES)}")

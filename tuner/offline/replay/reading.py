@@ -32,22 +32,16 @@ def read_table(
     job_id: str | None = None,
     likely_job_id: str = "",
 ) -> tuple[Trace, CollectiveTable]:
-    """A trace, and its collectives joined over its ranks.
+    """A trace, and its collectives joined over its ranks: one row per collective.
 
     Args:
-        path: a trace file, or a folder with one file per rank.
         fabric: name or path of a fabric file, if the trace does not describe its machine.
-        format_name: read it as this format; None: detect the format.
         collective: the collective that ran, if the trace does not name it.
         job_id: the job to read, in a folder with several jobs.
         likely_job_id: job to take among several if `job_id` is None.
 
-    Returns:
-        What was read, and one row per collective.
-
     Raises:
         TraceError: it is no trace, or a damaged one.
-        FabricError: there is no such fabric.
         UserError: the trace ran on another fabric than `fabric`, or has no job `job_id`.
     """
     described = fabrics.load(fabric) if fabric is not None else None

@@ -27,7 +27,7 @@ GATHERS: Final = (Phase.forward_gather, Phase.backward_gather)
 ALIKE: Final = 0.01
 """Bucket sizes that differ by less count as equal: users round, and ranks pad."""
 BACKWARD_OVER_FORWARD: Final = 2.0
-"""A backward pass computes twice what the forward pass does."""
+"""A backward pass computes twice as much as the forward pass."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,7 @@ def _readiness(buckets: Sequence[_Event]) -> tuple[list[float], list[float]]:
 def stage_of(program: StepProgram) -> int:
     """The ZeRO stage of the step's collectives; 0 is plain data parallelism, 2 stands for 1 too.
 
-    Raises:
-        UserError: they are of no stage.
+    Raises UserError if they are of no stage.
     """
     kinds = {(call.shape.collective, call.shape.phase) for call in program.calls}
     if any(phase in GATHERS for _, phase in kinds):

@@ -104,16 +104,11 @@ def _first_order_facts(table: CollectiveTable, reason: str) -> StepFacts | None:
 def step_estimates(
     steps: LoggedSteps | None, judged: Sequence[Judged], logged_us: float, seen: StepFacts | None = None
 ) -> tuple[list[StepEstimate], list[StepRefusal]]:
-    """Step time under each policy that could be judged.
+    """Step time under each policy that could be judged, and the policies without one.
 
     Args:
-        steps: the logged steps, or those of a changed job; None: there are none.
-        judged: each policy's cost.
-        logged_us: communication of the whole trace.
+        steps: those of a changed job, or the logged ones; None: there are none.
         seen: the logged steps, if `steps` are those of a changed job.
-
-    Returns:
-        Estimates, and the policies without one.
     """
     estimates: list[StepEstimate] = []
     refusals: list[StepRefusal] = []

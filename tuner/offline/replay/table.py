@@ -140,11 +140,7 @@ def numbered(values: Array) -> tuple[Array, Array]:
 
 
 def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
-    """Join one job's ranks: a collective's duration is that of the last rank to arrive, the shortest.
-
-    Raises:
-        TraceError: the traces are of different jobs.
-    """
+    """Join one job's ranks: a collective's duration is that of the last rank to arrive, the shortest."""
     jobs = sorted({trace.header.job_id for trace in traces})
     if len(jobs) != 1:
         raise TraceError(f"the traces are of {len(jobs)} jobs ({', '.join(jobs[:3])})", "name one job's files")
@@ -173,7 +169,7 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
 
 
 def _notes_of(traces: Sequence[OwnTrace], n_ranks: int, n_partial: int) -> Iterator[str]:
-    """Notes on what one job's files lack."""
+    """Notes on records that one job's files lack."""
     cut = [trace.path.name for trace in traces if not trace.ended]
     if cut:
         more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""

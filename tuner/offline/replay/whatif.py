@@ -80,17 +80,8 @@ def what_if(
 ) -> WhatIf:
     """Judge policies on the step of a changed job.
 
-    A change to the job's present properties keeps program, durations and evidence.
-
-    Args:
-        change: the changed job's properties.
-        logged: the trace's steps.
-        policies: policies by name.
-        context: data of the logged job that policies may use.
-        evidence: evidence on the changed job's fabric.
-
-    Returns:
-        The changed step under each policy, and the assumptions.
+    A change to the job's present properties keeps program, durations and evidence. `context` is the logged job's;
+    `evidence` is of the changed job's fabric.
 
     Raises:
         UserError: the step cannot be changed in this way.

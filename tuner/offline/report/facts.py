@@ -61,7 +61,6 @@ class Facts:
     traced: Sequence[CollectiveTable] = ()
     """Traces of the runs before and after, for timelines."""
     trace_paths: Sequence[Path] = ()
-    """Path of each trace."""
 
     @property
     def emulated(self) -> str:
@@ -94,7 +93,7 @@ class Facts:
 
     @property
     def changes_at(self) -> list[int]:
-        """Steps at which training's own pace, or the network, changed."""
+        """Steps at which training itself, or the network, became faster or slower."""
         return [one.step for one in self.decisions if is_of_pace(one) and one.step is not None]
 
     @property
@@ -159,13 +158,11 @@ def gather(
 
     Args:
         job_id: id or name of the job; None: the newest that trained.
-        summaries: none, or two files of `launch --summary`: the runs before and after.
+        summaries: none, or two files of `launch --summary`: before and after.
         traces: folders of `launch --log-trace`: one, or two: before and after.
 
     Raises:
-        StoreError: the store cannot be read.
         UserError: there is no such store or job, a summary is invalid, or there are too many files.
-        TraceError: a trace cannot be read.
     """
     runs = [read_summary(path) for path in summaries]
     if len(runs) not in (0, 2):

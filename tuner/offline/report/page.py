@@ -24,10 +24,7 @@ from .pictures import Picture, pictures
 
 
 def write_page(facts: Facts, out: Path) -> dict[str, str]:
-    """Write the page to `out`, completely or not at all.
-
-    Returns:
-        Reasons for missing pictures of a trace, by the picture's name.
+    """Write the page to `out`, completely or not at all; returns reasons for missing pictures of a trace, by name.
 
     Raises:
         UserError: the job did not train, or `out` cannot be written.

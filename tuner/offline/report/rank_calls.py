@@ -44,17 +44,13 @@ class RankCalls:
     steps: dict[int, Span]
     """Begin and end of steps by number, for the lowest rank shown."""
     left_out: tuple[str, ...]
-    """What is left out, in words."""
+    """Ranks, steps or calls that are left out, in words."""
 
 
 def rank_calls(table: CollectiveTable, trace: Path) -> RankCalls | str:
-    """The collectives of a trace's ranks in settled steps.
+    """The collectives of a trace's ranks in settled steps, or the reason for having none.
 
-    Args:
-        trace: the trace's file or folder.
-
-    Returns:
-        At most MAX_STEPS steps, MAX_RANKS ranks and MAX_CALLS calls; or the reason for having none.
+    At most MAX_STEPS steps, MAX_RANKS ranks and MAX_CALLS calls are included.
     """
     steps = _settled_steps(table)
     if not len(steps):

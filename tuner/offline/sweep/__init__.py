@@ -29,18 +29,7 @@ __all__ = [
 
 
 def sweep(request: SweepRequest, store_path: Path, console: Console) -> SweepResult:
-    """Run a sweep with a progress bar.
-
-    Args:
-        store_path: the SQLite file; made if it is missing.
-
-    Returns:
-        The store's results for the sweep's points.
-
-    Raises:
-        UserError: this machine cannot run the request, or the workers do not start.
-        StoreError: the store cannot be written.
-    """
+    """Run a sweep with a progress bar, as `run_sweep` does."""
     check(request)  # mistakes are reported before a bar is shown
     with progress_bar(console) as progress:
         return run_sweep(request, store_path, progress)

@@ -65,18 +65,13 @@ class SweepComparison(msgspec.Struct, frozen=True):
 
 
 def compare(store_path: Path, before: str, after: str) -> SweepComparison:
-    """Compare two sweeps of one store.
+    """Compare two sweeps of one store: points that both measured, and changes beyond noise.
 
     Args:
-        before: job id of the first sweep, or a fabric id: all sweeps of it.
-        after: the same for the second.
-
-    Returns:
-        Points that both have measured, and changes beyond noise.
+        before: job id of a sweep, or a fabric id: all sweeps of it.
 
     Raises:
         UserError: there is no such sweep, or they have nothing in common.
-        StoreError: the store cannot be read.
     """
     with Store.open(store_path, read_only=True) as store:
         first, second = _cells_of(store, before), _cells_of(store, after)

@@ -108,14 +108,9 @@ def samples_below(n_samples: int) -> int | None:
 
 
 def message_sizes(min_bytes: int, max_bytes: int, n_ranks: int) -> list[int]:
-    """Sizes of a sweep: `min_bytes` and its doublings, rounded up to whole floats on every rank.
+    """Total bytes of a sweep's messages, rising: `min_bytes` and its doublings, as whole floats on every rank.
 
-    Args:
-        max_bytes: largest total size before rounding.
-        n_ranks: ranks that share a message.
-
-    Returns:
-        Total bytes, rising.
+    Rounding up may exceed `max_bytes`.
     """
     sizes = []
     size_bytes = min_bytes
@@ -133,16 +128,13 @@ def make_grid(
     offered: dict[str, tuple[tuple[int, int], ...]],
     chunk_sizes: Sequence[int] = (),
 ) -> list[GridPoint]:
-    """Every point of the grid: at each place the baseline, then each setting once.
+    """Every point of the grid, by collective and size: at each place the baseline, then each setting once.
 
-    Channel counts with the same effect, where there is little traffic, are one point.
+    Channel counts that have the same effect, as for little traffic, are one point.
 
     Args:
         offered: (algorithm, protocol) that NCCL offers, by the collective's name.
-        chunk_sizes: bytes; each setting with a chunk size is tried with NCCL's own and with each of these.
-
-    Returns:
-        The points, by collective and size.
+        chunk_sizes: in bytes; each setting with a chunk size is tried with NCCL's own and with each of these.
     """
     points = []
     for collective in collectives:

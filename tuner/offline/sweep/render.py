@@ -58,12 +58,7 @@ def progress_bar(console: Console) -> Iterator[Callback]:
 
 
 def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PER_PLACE) -> None:
-    """Print the fastest settings and NCCL's own choice by size, in the columns of nccl-tests.
-
-    Args:
-        console: where to print.
-        max_per_place: most settings to show of each collective and size.
-    """
+    """Print the fastest settings and NCCL's own choice by size, in the columns of nccl-tests."""
     if result.emulated:
         console.print(emulated_note(result.emulated))
     if result.rows:

@@ -44,11 +44,7 @@ class SweepRequest(msgspec.Struct, frozen=True):
 
 
 def check(request: SweepRequest) -> tuple[Collective, ...]:
-    """The requested collectives.
-
-    Raises:
-        UserError: this machine cannot run the request.
-    """
+    """The requested collectives; UserError if this machine cannot run the request."""
     found = [catalog.find_collective(name) for name in request.collectives]
     collectives = tuple(one for one in found if one in SWEEPABLE)
     if len(collectives) < len(found):

@@ -79,14 +79,10 @@ class SweepResult(msgspec.Struct, frozen=True):
 
 
 def rows_of(points: Sequence[GridPoint], n_ranks: int, choices: Mapping[Place, Choice] | None = None) -> list[SweepRow]:
-    """Rows of the measured or chosen points, and of NCCL's own choice.
+    """Rows of the measured or chosen points, and of NCCL's own choice: by place, the fastest first.
 
     Args:
-        n_ranks: ranks of the communicator, for the bus bandwidth.
-        choices: an active sweep's choices by place; None: the fastest median of a place is the choice.
-
-    Returns:
-        Rows by place, the fastest first.
+        choices: an active sweep's; None: the fastest median of a place is the choice.
     """
     choices = choices or {}
     by_place: dict[Place, list[GridPoint]] = {}

@@ -41,16 +41,8 @@ Progress = Callable[[int, int, str], None]
 def run_sweep(request: SweepRequest, store_path: Path, progress: Progress) -> SweepResult:
     """Measure and record. Ctrl-C ends the sweep early and keeps the samples.
 
-    Args:
-        store_path: the SQLite file; made if it is missing.
-        progress: called after each visit.
-
-    Returns:
-        The store's results for the sweep's points.
-
     Raises:
         UserError: this machine cannot run the request, or the workers do not start.
-        StoreError: the store cannot be written.
     """
     collectives = check(request)
     with Store.open(store_path) as store:
@@ -261,7 +253,7 @@ def ready_emulated(request: SweepRequest, collectives: Sequence[Collective]) -> 
 
 
 def _of(store: Store, fabric_id: str, communicator: CommunicatorClass) -> Array:
-    """What earlier sweeps recorded for this communicator class."""
+    """Earlier sweeps' records for this communicator class."""
     found = store.measurements(fabric_id=fabric_id, source=Source.sweep, chunk_bytes=None)
     is_same = (found["n_ranks"] == communicator.n_ranks) & (found["n_nodes"] == communicator.n_nodes)
     matching: Array = found[is_same]
@@ -269,7 +261,7 @@ def _of(store: Store, fabric_id: str, communicator: CommunicatorClass) -> Array:
 
 
 def _refused(asked: Candidate, ran: MeasuredCalls) -> str:
-    """What NCCL ran instead of a setting, in words; empty if it ran the setting, even on fewer channels."""
+    """The setting that NCCL ran instead, in words; empty if it ran the requested one, even on fewer channels."""
     setting = candidate_of(ran.algorithm, ran.protocol, ran.n_channels)
     is_known = setting.algorithm is not None and setting.protocol is not None
     if asked == BASELINE or not is_known or (setting.algorithm, setting.protocol) == (asked.algorithm, asked.protocol):

@@ -48,11 +48,7 @@ class Expected(NamedTuple):
 
 
 class Surrogate:
-    """The points of one collective.
-
-    Args:
-        correction: the correction learned from earlier jobs; None: none.
-    """
+    """The points of one collective."""
 
     def __init__(
         self,

@@ -49,15 +49,13 @@ def unvisited(
     *,
     was_cut: bool,
 ) -> Iterator[Unvisited]:
-    """The points of a sweep that it did not visit.
+    """The points of a sweep that it did not visit, each with the reason, in the order of the grid.
+
+    `was_cut`: the sweep was interrupted or given up.
 
     Args:
         visited: `id`s of the visited points' Python objects.
         precision: share by which a setting must be slower than the choice to count as slower.
-        was_cut: whether the sweep was interrupted or given up.
-
-    Yields:
-        One for each point, in the order of the grid.
     """
     choices, expected_us, open_places = strategy.choices(), strategy.expected_us(), strategy.unsettled()
     for point in points:

@@ -71,7 +71,7 @@ class Worker:
         self._plugin.set_recording(True)
 
     def probe(self, collectives: tuple[Collective, ...]) -> Ready:
-        """Find what NCCL offers for `collectives` by running each once under its own choice."""
+        """Find the settings that NCCL offers for `collectives` by running each once under its own choice."""
         from ....agent.machine import identity
         from ....agent.nccl.catalog import ASKS_CHUNK_SIZE_SINCE
 

@@ -87,11 +87,7 @@ class WorkerGroup:
         self.kill()
 
     def measure(self, command: Measure, timeout_s: float) -> list[MeasuredCalls]:
-        """Every rank's measurement.
-
-        Raises:
-            GroupFailure: the setting hung or failed; the group has ended.
-        """
+        """Every rank's measurement; GroupFailure, which ends the group, if the setting hung or failed."""
         line = to_line(command)
         for process in self._processes:
             assert process.stdin is not None

@@ -34,10 +34,7 @@ class ReleaseBelief(NamedTuple):
 
 
 def ask(library: Path, cluster: Cluster) -> ReleaseBelief:
-    """Let the library search the cluster's topology, and compare its cost tables with the resulting belief.
-
-    Args:
-        library: a libnccl.so.2.
+    """Let a libnccl.so.2 search the cluster's topology, and compare its cost tables with the resulting belief.
 
     Raises:
         UserError: the ranks do not fit the topology, a file is invalid, or the release is too old.

@@ -36,11 +36,7 @@ class Added(msgspec.Struct, frozen=True):
 
 
 def check_name(name: str, *, force: bool) -> None:
-    """Refuse a name that a new fabric cannot have.
-
-    Raises:
-        UserError: it is invalid, or zerotune or a fabric of the user has it; `force` replaces the latter.
-    """
+    """Refuse a name that is invalid or taken, with a UserError; `force` allows that of a fabric of the user."""
     if not _NAME.fullmatch(name):
         raise UserError(f"{name!r} cannot be the name of a fabric", "use 1 to 64 letters, digits, - and _")
     if name in fabric.names() or name in MACHINES:
@@ -54,14 +50,9 @@ def check_name(name: str, *, force: bool) -> None:
 def add(
     name: str, topology: Path, *, n_nodes: int, ranks_per_node: int | None, library: Path, force: bool = False
 ) -> Added:
-    """Make a fabric from a topology file and NCCL's belief about it, in the user's folder.
+    """Make a fabric from a topology file and the belief of a libnccl.so.2 about it, in the user's folder.
 
-    Args:
-        ranks_per_node: GPUs of a node to use; None: all.
-        library: a libnccl.so.2.
-
-    Returns:
-        The fabric's path and its errors.
+    Without `ranks_per_node`, all GPUs of a node are used.
 
     Raises:
         UserError: the name, the file or the numbers cannot be used, or the folder cannot be written.
@@ -103,11 +94,7 @@ def add(
 
 
 def remove(name: str) -> None:
-    """Remove a fabric of the user.
-
-    Raises:
-        UserError: the user has no fabric of this name.
-    """
+    """Remove a fabric of the user; UserError if there is none of this name."""
     if name in fabric.names():
         raise UserError(f"{name} is a fabric that zerotune ships", "only those that were added can be removed")
     if name not in fabric.user_names():

@@ -32,12 +32,9 @@ _DATASHEETS: Final = {
 
 
 def fabric_text(name: str, release: str, gpu: Gpu, one_node: Topology | None, many_nodes: Topology | None) -> str:
-    """The file's content.
+    """The file's content; without `one_node`, a node has one rank, and without `many_nodes`, there is one node.
 
-    Args:
-        name: the fabric's name; its topology file lies beside it under the same name.
-        one_node: NCCL's belief about a node; None: a node has one rank.
-        many_nodes: NCCL's belief about all nodes; None: there is one node.
+    The topology file lies beside it under the same name.
     """
     inside, largest = one_node or many_nodes, many_nodes or one_node
     assert inside is not None

@@ -51,11 +51,7 @@ class _Connection:
 
 
 class Doorkeeper:
-    """Serves until the end of stdin.
-
-    Args:
-        listening: listening socket for peers.
-    """
+    """Serves peers of a listening socket until the end of stdin."""
 
     def __init__(self, listening: sockets.socket, daemon: str, max_strangers: int, max_known: int) -> None:
         self._listening, self._daemon = listening, daemon

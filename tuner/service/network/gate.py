@@ -28,8 +28,7 @@ LEAST_FILES: Final = 256
 class Gate:
     """Listens at construction; peers reach `inner` once `keep_open` was called.
 
-    Raises:
-        UserError: the address cannot be bound, or too few files may be open.
+    Raises UserError if the address cannot be bound, or too few files may be open.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -52,11 +51,7 @@ class Gate:
         self._process: subprocess.Popen[bytes] | None = None
 
     def keep_open(self) -> None:
-        """Start the doorkeeper unless it runs; call this regularly.
-
-        Raises:
-            OSError: no process can be started.
-        """
+        """Start the doorkeeper unless it runs; call this regularly. OSError: no process can be started."""
         if self._process is not None and self._process.poll() is None:
             return
         if self._process is not None:

@@ -27,10 +27,9 @@ class Names:
         """By host, its address (empty if unknown) and the time of the answer."""
 
     def number_of(self, host: str) -> str:
-        """The IPv4 address of a host; once it was returned, the next call looks it up anew.
+        """The IPv4 address of a host; empty while it is unknown.
 
-        Returns:
-            The address; empty: it is unknown, or not known yet.
+        Once an address was returned, the next call looks it up anew.
         """
         with contextlib.suppress(OSError, ValueError):
             return _looked_up(host, sockets.AI_NUMERICHOST)

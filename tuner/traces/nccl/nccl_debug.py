@@ -268,7 +268,7 @@ def _records(
 
 
 def _call(found: re.Match[bytes], log: _Log, row: Any) -> int | LeftOut:
-    """Fill in what calls of one operation, type and communicator share; returns bytes per count, or why not usable."""
+    """Fill in fields that calls of one operation, type and communicator share; returns bytes per count, or a reason."""
     collective, width = find_collective(found["name"].decode()), datatype_bytes(int(found["datatype"]))
     if collective is None or width is None or collective in POINT_TO_POINT:
         return LeftOut.point_to_point_or_unknown

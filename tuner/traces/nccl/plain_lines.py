@@ -1,4 +1,4 @@
-"""Lines as nccl-tests printed them, without what launchers, loggers and terminals put before and around them.
+"""Lines as nccl-tests printed them, without the additions of launchers, loggers and terminals before and around them.
 
 No launchers are listed here. nccl-tests begins the lines of its header with `#`, so anything before is an addition.
 The same addition is removed from the following lines, with any numbers and names in it.

@@ -43,7 +43,7 @@ class RankTimes:
 
     @classmethod
     def read(cls, file: RankFile) -> RankTimes:
-        """One file, whole in memory. Raises TraceError."""
+        """One file, whole in memory."""
         trace = read_own(file.path)
         rows = _completed(trace)
         rows = rows[np.argsort(rows["start_ns"], kind="stable")]

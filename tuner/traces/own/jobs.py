@@ -33,11 +33,11 @@ class OneStart:
     damaged: tuple[TraceError, ...]
     """Files whose headers cannot be read."""
     notes: tuple[str, ...]
-    """Notes on what was left out, with reasons."""
+    """Notes on files that were left out, with reasons."""
 
 
 def read_header(path: Path) -> TraceHeader:
-    """The job, start and rank of the file. Raises TraceError."""
+    """The job, start and rank of the file."""
     with contextlib.closing(iter_members(path)) as members:
         header = next(members)
     assert isinstance(header, TraceHeader)
@@ -79,10 +79,9 @@ def _starts(by_rank: dict[int, dict[float, RankFile]]) -> list[list[RankFile]]:
 def one_start(paths: Sequence[Path], job_id: str | None = None, likely: str = "") -> OneStart:
     """The files of one job among `paths`, from its longest start.
 
-    The job is `job_id`; if that is None, the only one, or `likely`.
+    The job is `job_id`; if that is None, the only one, or `likely`. Several jobs without a choice raise TraceError.
 
     Raises:
-        TraceError: no header can be read, or there are several jobs and none is named.
         UserError: no file is of `job_id`.
     """
     files: list[RankFile] = []

@@ -23,14 +23,13 @@ WAITING_RECORDS: Final = 100_000
 """Records read ahead, of all ranks together: well below the number at which the joiner gives up."""
 
 ReadBlocks = Callable[[Path], Iterator[Block]]
-"""The records of one file; raises TraceError."""
+"""The records of one file."""
 
 
 def portions(paths: Sequence[Path], read: ReadBlocks, user_facts: UserFacts, summary: Summary) -> Iterator[Portion]:
     """Measurements of each job with files among `paths`: one row per collective, in blocks of a few thousand.
 
-    Raises:
-        TraceError: no file can be read; of several, the damaged ones are counted and named.
+    Damaged files are counted and named; TraceError if no file can be read.
     """
     damage = _Damage(len(paths), summary)
     for starts in _jobs(paths, read, damage, summary).values():
@@ -85,7 +84,7 @@ class _Stream:
         self._first_ns: int | None = None
 
     def take(self, n_records: int) -> Block | None:
-        """The next piece; None at the end. Raises TraceError."""
+        """The next piece; None at the end."""
         if self._rest is None:
             self._rest = next(self._blocks, None)
         if self._rest is None:

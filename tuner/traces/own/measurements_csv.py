@@ -77,9 +77,6 @@ def portions(path: Path, user_facts: UserFacts, summary: Summary, found: Callabl
     """The rows as they were exported, by job and fabric.
 
     `found` is called with bytes that identify the file's content, without the user's options.
-
-    Raises:
-        TraceError: the file cannot be read.
     """
     for piece in _pieces(path, summary):
         rows, kept = _rows(piece, summary)

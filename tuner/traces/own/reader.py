@@ -54,11 +54,7 @@ class OwnTrace:
 
 
 def trace_files(path: Path) -> list[Path]:
-    """The trace files at `path`: the file itself, or all of our traces in that directory.
-
-    Raises:
-        TraceError: there is none.
-    """
+    """The trace files at `path`: the file itself, or all of ours in that directory; TraceError if there is none."""
     if path.is_file():
         return [path]
     if not path.exists():
@@ -91,11 +87,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 
 def read_own(path: Path) -> OwnTrace:
-    """One file, whole in memory.
-
-    Raises:
-        TraceError: it is not one of our traces, from another version, or damaged.
-    """
+    """One file, whole in memory; TraceError also for other versions."""
     members = iter_members(path)
     header = next(members)
     assert isinstance(header, TraceHeader)
@@ -124,7 +116,6 @@ def iter_members(path: Path) -> Generator[TraceMember, None, None]:
     """The members of a trace in order, the header first; holds one member in memory.
 
     Raises:
-        TraceError: as `read_own`.
         TraceAccessError: the system refuses to read it.
     """
     with opened(path) as file:
@@ -132,11 +123,7 @@ def iter_members(path: Path) -> Generator[TraceMember, None, None]:
 
 
 def record_array(block: RecordBlock, path: Path) -> np.ndarray[Any, Any]:
-    """Observations of OBSERVATION_FIELDS, shape (n,); columns that the file lacks are 0.
-
-    Raises:
-        TraceError: a column's length is not that of n_records values.
-    """
+    """Observations of OBSERVATION_FIELDS, shape (n,); columns that the file lacks are 0."""
     return _array(block, RECORD_DTYPE, path)
 
 

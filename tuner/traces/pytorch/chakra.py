@@ -77,11 +77,7 @@ def matches(begin: bytes) -> bool:
 
 @lru_cache(maxsize=1)
 def message_classes() -> tuple[Any, ...]:
-    """Classes of _MESSAGES, in their order.
-
-    Raises:
-        TraceError: protobuf is not installed.
-    """
+    """Classes of _MESSAGES, in their order; TraceError if protobuf is not installed."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError:

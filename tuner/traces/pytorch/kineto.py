@@ -232,7 +232,7 @@ def _observations(events: _Events, summary: Summary, file_name: str) -> Iterator
             unsized = (
                 LeftOut.kernel_without_size
                 if is_begun or kernel.correlation in launches
-                else LeftOut.before_window  # the profiler cut a step at its edge: the others speak
+                else LeftOut.before_window  # the profiler cut a step at its edge: the other ranks' records count
             )
             summary.skip(LeftOut.point_to_point_or_unknown if is_pair else unsized)
             continue

@@ -49,12 +49,10 @@ def is_loopback(host: str) -> bool:
 
 
 class Access:
-    """Filters requests to an application.
+    """Filters requests to an application; without a token, none is needed.
 
-    Args:
-        token: token that a request needs; empty: none is needed.
-        public: paths without data, which need no token.
-        names: further allowed host names, beside this machine's and every IP address.
+    `public` are paths without data, which need no token. `names` are allowed host names beside this machine's and every
+    IP address.
     """
 
     def __init__(self, app: ASGIApp, token: str, public: Collection[str], names: Collection[str] = ()) -> None:

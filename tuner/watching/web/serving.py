@@ -31,12 +31,7 @@ FILES: Final = {
 
 
 def application(feed: Feed, token: str, names: Collection[str] = ()) -> ASGIApp:
-    """The application with the page, its parts and its events.
-
-    Args:
-        token: token that a request needs; empty: none is needed.
-        names: further allowed host names.
-    """
+    """The application with the page, its parts and its events; its arguments are those of `Access`."""
 
     async def events(asked: Request) -> Response:
         if asked.method == "HEAD":
@@ -54,11 +49,7 @@ def application(feed: Feed, token: str, names: Collection[str] = ()) -> ASGIApp:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A listening socket.
-
-    Raises:
-        UserError: the address cannot be bound.
-    """
+    """A listening socket; UserError if the address cannot be bound."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family)
@@ -71,13 +62,7 @@ def bound(host: str, port: int) -> socket.socket:
 def serve(
     watcher: Watcher, listening: socket.socket, token: str, names: Collection[str], announce: Callable[[], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM.
-
-    Args:
-        listening: listening socket; it is closed at the end.
-        token: token that a request needs; empty: none is needed.
-        names: further allowed host names.
-    """
+    """Serve until SIGINT or SIGTERM, and close the listening socket at the end."""
     feed = Feed(watcher)
     config = uvicorn.Config(
         application(feed, token, names),
