@@ -10,10 +10,5 @@ import pytest
 @pytest.fixture(autouse=True)
 def _own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-
-
-@pytest.fixture(autouse=True)
-def _one_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reader has a process, which imports pyarrow."""
-    if importlib.util.find_spec("duckdb"):
+    if importlib.util.find_spec("duckdb"):  # each reader has a process, which imports pyarrow
         monkeypatch.setattr("zerotune.tuner.fleet.merging.READERS", 1)
