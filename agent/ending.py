@@ -134,7 +134,7 @@ def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
     return Reason.nothing_better, f"{collectives} in {counted(facts.n_steps, 'step')}"
 
 
-def _can_answer(listener: int | None) -> bool:
+def can_answer(listener: int | None) -> bool:
     """Whether this process may answer; 0 is one of another container, None is no process."""
     if not listener:
         return listener is not None
@@ -237,7 +237,7 @@ def print_ending(
         has_answered=has_answered,
         is_silent=is_silent,
         listened_s=listened_s,
-        is_absent=not has_answered and endpoint.startswith("ipc://") and not _can_answer(listener_pid(endpoint)),
+        is_absent=not has_answered and endpoint.startswith("ipc://") and not can_answer(listener_pid(endpoint)),
         shadow=shadow,
         failure=failure,
         endpoint=endpoint,

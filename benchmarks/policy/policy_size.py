@@ -23,7 +23,7 @@ IN_CAPITALS = re.compile(r"_?[A-Z][A-Z0-9_]*")
 SETTINGS_CLASSES = ("BrainSettings", "Kernel")
 LIMITS = {"policy_modules": 12, "policy_lines": 3000, "policy_constants": 60}
 """What one person can hold in their head: the aim that was set for the redesign."""
-REACHED = {"policy_modules": 17, "policy_lines": 4738, "policy_constants": 85}
+REACHED = {"policy_modules": 17, "policy_lines": 4643, "policy_constants": 85}
 """What it is by now: a test lets it shrink only. What it would cost to come nearer is in docs/design/ablation.md."""
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from zerotune.agent import ending, exit_watcher
 from zerotune.agent.ending import LEAST_STEPS, Facts, line
-from zerotune.agent.reasons import Reason
+from zerotune.agent.reasons import Mark, Reason
 from zerotune.agent.steps.recent_steps import RecentSteps
 from zerotune.store.records import (
     BASELINE,
@@ -153,6 +154,36 @@ def test_a_command_ends_as_it_would_alone_and_nothing_is_left(command: str, retu
     assert done.returncode == returncode
     assert code(done.stderr.strip()) == Reason.no_agent.name, "it is told before stderr is closed"
     assert not folder.exists()
+
+
+def test_ranks_that_outlive_their_launcher_are_told_by_number(tmp_path: Path, capfd, monkeypatch) -> None:
+    monkeypatch.setattr(exit_watcher, "GRACE_S", 0.1)
+
+    def told(pid: int) -> str:
+        (folder := tmp_path / "marks").mkdir()
+        for mark in (Mark.agent, Mark.group, Mark.rank_0):
+            (folder / mark.value).write_text(str(pid) if mark is Mark.rank_0 else "")
+        exit_watcher.main(ended, str(folder))
+        return capfd.readouterr().err
+
+    with subprocess.Popen(["true"]) as process:
+        ended = process.pid
+    assert f"rank 0 (pid {os.getpid()}) still runs" in told(os.getpid())
+    assert code(told(ended).strip()) == Reason.cut_short.name
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_stopped_daemon_cannot_answer(is_stopped: bool) -> None:
+    with subprocess.Popen(["sleep", "60"]) as listener:
+        try:
+            if is_stopped:
+                listener.send_signal(signal.SIGSTOP)
+                os.waitid(os.P_PID, listener.pid, os.WSTOPPED | os.WNOWAIT)
+            assert ending.can_answer(listener.pid) is not is_stopped
+        finally:
+            listener.kill()
+    assert ending.can_answer(0), "of another container"
+    assert not ending.can_answer(None)
 
 
 HAS_GPU = torch.cuda.is_available()

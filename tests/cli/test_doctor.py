@@ -271,6 +271,16 @@ def test_exit_code(status, code, monkeypatch, capsys) -> None:
     assert (document["status"], document["checks"][0]["status"]) == (status.value, status.value)
 
 
+def test_an_endpoint_that_cannot_be_is_a_row(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(examination, "CHECKS", {"daemon": service.daemon})
+    monkeypatch.setattr(sys, "argv", ["zerotune", "doctor", "--endpoint", f"ipc:///{'x' * 120}", "--json"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    (row,) = json.loads(capsys.readouterr().out)["checks"]
+    assert (left.value.code, row["status"]) == (1, "problem")
+    assert "longer than 107 bytes" in row["found"]
+
+
 def test_it_loads_no_torch() -> None:
     code = "import sys; sys.argv[1:] = ['doctor', '--json']; from zerotune.tuner import cli\n"
     code += "try: cli.main()\nexcept SystemExit: print('torch' in sys.modules, 'sklearn' in sys.modules)"

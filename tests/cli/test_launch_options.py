@@ -231,3 +231,10 @@ def test_a_store_that_cannot_be_read_keeps_nobody_from_training(tmp_path, monkey
     code, error = launch(monkeypatch, capsys, "--daemon", "--store", tmp_path / "s.db", "--tune-environment")
     assert code == 0, error
     assert "--tune-environment is not used" in error
+
+
+def test_a_variable_that_is_neither_yes_nor_no_is_named_with_its_value(monkeypatch, capsys):
+    monkeypatch.setenv("ZEROTUNE_AGENT", "maybe")
+    code, error = launch(monkeypatch, capsys)
+    assert code == 2
+    assert "is 'maybe' in the environment (ZEROTUNE_AGENT); give 1 or 0" in error

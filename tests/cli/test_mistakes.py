@@ -37,6 +37,8 @@ MISTAKES = [
     ("launch --plan newer.json -- true", "plan version 99", "write it again"),
     ("launch --plan junk.log -- true", "junk.log is no plan file", "`zerotune store export` wrote"),
     ("launch --store nowhere/store.db -- true", "no folder {work}/nowhere", "make the folder, or correct the path"),
+    ("launch --store junk.log -- true", "junk.log is no zerotune store", "name another store"),
+    ("launch --store \udcff.db -- true", "is no UTF-8", "name another with --store"),
     ("launch --curve-keys nowhere -- true", "no folder of keys at nowhere", "`zerotune daemon keys nowhere`"),
     ("launch --endpoint localhost:5577 -- true", "'localhost:5577'", "ipc:// nor tcp://"),
     ('launch --name "" -- true', "--name is empty", "give one, or leave it out"),
