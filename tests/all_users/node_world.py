@@ -27,8 +27,8 @@ RUNTIME, STATE = Path("/run/zerotune"), Path("/var/lib/zerotune")
 START_TIMEOUT_S = 60.0
 PLANTED = dict.fromkeys(("LD_LIBRARY_PATH", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "PYTHONPATH"), "/planted")
 """In the service's environment: nobody's daemon may load what lies there."""
-PATIENCE = "from zerotune.tuner.all_users import service; service.LONGEST_END_S = 3.0"
-"""It ends daemons of users who have stopped theirs; ten seconds of that are as good as three."""
+SERVICE = "import zerotune.tuner.all_users.service as of, zerotune.tuner.cli as it; of.LONGEST_END_S = 3.0; it.main()"
+"""It waits for the ends of daemons that their users have stopped: three seconds show what ten do."""
 
 
 def mount(*words: str) -> None:
@@ -86,7 +86,7 @@ class World:
         command = ["setpriv", "--no-new-privs", "--bounding-set", bounds]
         if max_files:
             command = ["prlimit", f"--nofile={max_files}", *command]
-        command += [sys.executable, "-I", "-c", f"{PATIENCE}; from zerotune.tuner import cli; cli.main()", "daemon", "--all-users", *options]
+        command += [sys.executable, "-I", "-c", SERVICE, "daemon", "--all-users", *options]
         self.service = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | PLANTED,
             pass_fds=os.pipe(),  # as of a careless script of root's
