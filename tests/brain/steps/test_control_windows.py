@@ -70,7 +70,7 @@ def test_the_gain_is_known_soon_and_true_and_costs_next_to_nothing(
 ) -> None:
     world = _job(seed)
     brain = make_brain(world, settings=CONTROLLED)
-    plans = play(world, brain, 1000, latency_steps=latency_steps)
+    plans = play(world, brain, 700, latency_steps=latency_steps)
     decisions, runs = brain.decisions(), decided(brain)
     gain = _true_gain(world, {call: world.truth(call, runs(call))[0] for call in world.calls})
     saved = _compared(world.steps, decisions).saved()
