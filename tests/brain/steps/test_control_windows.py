@@ -9,15 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.lib.simulated.brain_world import (
-    Call,
-    OverlappedWorld,
-    World,
-    decided,
-    make_brain,
-    play,
-    zero3_step,
-)
+from benchmarks.lib.simulated.brain_world import Call, OverlappedWorld, World, decided, make_brain, play, zero3_step
 from benchmarks.lib.simulated.earlier_jobs import knowledge
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, Decision, Phase, StepRecord
