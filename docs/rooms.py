@@ -10,7 +10,7 @@ its front where they import rooms of the package, and its base where they do not
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -169,17 +169,34 @@ def files() -> list[str]:
 
 
 @cache
+def names_imported(file: str, *, lazy: bool = True) -> tuple[str, ...]:
+    """Full names that a file imports; `lazy` counts those in functions and for types alone, too."""
+    names = []
+    for node in _statements(ast.parse((ROOT / file).read_text()).body, lazy=lazy):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{source(node, file)}.{alias.name}" for alias in node.names]
+    return tuple(names)
+
+
+def _statements(body: Iterable[ast.AST], *, lazy: bool) -> Iterator[ast.AST]:
+    """All statements, without a look into their expressions, where no import can be."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If) and not lazy and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        if lazy or isinstance(node, ast.If | ast.Try | ast.ExceptHandler):
+            for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+                yield from _statements(getattr(node, field, ()), lazy=lazy)
+
+
+@cache
 def imports(file: str) -> frozenset[str]:
     """Files of ours that this one imports, wherever in it, for types alone too."""
     known = _modules()
-    names = set()
-    for node in ast.walk(ast.parse((ROOT / file).read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {f"{source(node, file)}.{alias.name}" for alias in node.names}
     found = set()
-    for name in names:
+    for name in set(names_imported(file)):
         while name and name not in known:
             name = name.rpartition(".")[0]
         if name:

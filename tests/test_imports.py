@@ -1,11 +1,9 @@
 """The import table of docs/architecture.md, checked on the sources; and what must stay light."""
 
-import ast
 import re
 import subprocess
 import sys
 from collections import Counter
-from functools import cache
 from pathlib import PurePath
 
 from docs import rooms
@@ -31,30 +29,8 @@ MAX_FILES = 18
 WRITTEN_BY_HAND = {".py", ".c", ".h", ".md", ".toml", ".csv", ".j2"}
 
 
-@cache
-def imports_of(path, *, lazy):
-    tree = ast.parse(path.read_text())
-    names = []
-    for node in ast.walk(tree) if lazy else _top_level(tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            module = rooms.source(node, str(path.relative_to(rooms.ROOT)))
-            names += [f"{module}.{alias.name}" for alias in node.names]
-    return names
-
-
-def _top_level(tree):
-    pending = list(tree.body)
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            continue
-        if isinstance(node, (ast.If, ast.Try)):
-            pending += [*node.body, *node.orelse]
-            if isinstance(node, ast.Try):
-                pending += [child for handler in node.handlers for child in handler.body]
-        yield node
+def relative(path):
+    return str(path.relative_to(rooms.ROOT))
 
 
 def test_rooms_import_what_the_table_allows():
@@ -72,7 +48,7 @@ def test_no_module_is_loaded_under_two_names():
         for folder in (*PACKAGES, "benchmarks", "tests")
         for path in (rooms.ROOT / folder).rglob("*.py")
         if suspect.search(path.read_text())
-        for name in imports_of(path, lazy=True)
+        for name in rooms.names_imported(relative(path))
         if name.partition(".")[0] in PACKAGES
     ]
     assert wrong == []
@@ -103,13 +79,13 @@ def test_third_party_stays_where_it_belongs():
     for file in rooms.files():
         places = [names for place, names in BANNED.items() if file == place or file.startswith(place + "/")]
         banned = set().union(*places) - ({"torch"} if file in MAY_LOAD_TORCH else set())
-        names = imports_of(rooms.ROOT / file, lazy=not file.startswith("tuner/"))
+        names = rooms.names_imported(file, lazy=not file.startswith("tuner/"))
         wrong += [f"{file} imports {name}" for name in names if name.split(".")[0] in banned]
     assert wrong == []
 
 
 def test_nothing_is_imported_that_the_oldest_python_lacks():
-    used = {name for file in rooms.files() for name in imports_of(rooms.ROOT / file, lazy=True)}
+    used = {name for file in rooms.files() for name in rooms.names_imported(file)}
     assert "typing.Final" in used
     assert used & NEWER_THAN_PYTHON_3_10 == set()
 
@@ -150,7 +126,7 @@ def test_every_import_of_the_tests_exists():
     folders = {"zerotune": rooms.ROOT / "zerotune", "benchmarks": rooms.ROOT / "benchmarks"}
     wrong = []
     for path in (rooms.ROOT / "tests").rglob("*.py"):
-        for name in imports_of(path, lazy=True):
+        for name in rooms.names_imported(relative(path)):
             top, *parts = name.split(".")
             at = folders.get(top)
             while at and parts and not (at / f"{parts[0]}.py").exists() and (at / parts[0]).is_dir():

@@ -40,7 +40,7 @@ REACHED = {
     "agent_wheel_lines": 22_890,
     "store_lines": 6_127,
     "zero_runtime_lines": 4_876,
-    "tests_lines": 52_298,
+    "tests_lines": 52_228,
     "benchmarks_lines": 22_768,
     "constants": 1_117,
     "files_over_400_lines": 12,

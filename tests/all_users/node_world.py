@@ -27,6 +27,8 @@ RUNTIME, STATE = Path("/run/zerotune"), Path("/var/lib/zerotune")
 START_TIMEOUT_S = 60.0
 PLANTED = dict.fromkeys(("LD_LIBRARY_PATH", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "PYTHONPATH"), "/planted")
 """In the service's environment: nobody's daemon may load what lies there."""
+SERVICE = "import zerotune.tuner.all_users.service as of, zerotune.tuner.cli as it; of.LONGEST_END_S = 3.0; it.main()"
+"""It waits for the ends of daemons that their users have stopped: three seconds show what ten do."""
 
 
 def mount(*words: str) -> None:
@@ -84,7 +86,7 @@ class World:
         command = ["setpriv", "--no-new-privs", "--bounding-set", bounds]
         if max_files:
             command = ["prlimit", f"--nofile={max_files}", *command]
-        command += [sys.executable, "-I", "-m", "zerotune.tuner.cli", "daemon", "--all-users", *options]
+        command += [sys.executable, "-I", "-c", SERVICE, "daemon", "--all-users", *options]
         self.service = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | PLANTED,
             pass_fds=os.pipe(),  # as of a careless script of root's
@@ -209,7 +211,7 @@ class World:
         )  # fmt: skip
         return [done.returncode, done.stdout, done.stderr]
 
-    def crowd(self, uid: int, n: int, stops_for_s: float) -> None:
+    def crowd(self, uid: int, n: int, stops_for_s: float, pause_s: float = 0.0) -> None:
         """A user makes so many connections to the door, keeps them until `let_go`, and stops all processes of theirs.
 
         Returns once the connections are made.
@@ -228,6 +230,7 @@ class World:
             while time.monotonic() < ends_at_s:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(-1, signal.SIGSTOP)
+                time.sleep(pause_s)
             signal.pause()
         os.close(writing)
         os.read(reading, 1)

@@ -238,7 +238,7 @@ def test_a_user_who_stops_all_of_their_processes_stops_nobody_else(another_node:
     """Also what is theirs for a moment only, between root's fork and the program."""
     another_node.start("--share", "private")
     for uid in range(MALLORY, MALLORY + 8):
-        another_node.crowd(uid, 1, 1.5)
+        another_node.crowd(uid, 1, 0.5)
         began_s = time.monotonic()
         assert another_node.request_daemon(BOB, BOB, 0.0)[0] == [f"ipc://{RUNTIME}/{BOB}/daemon.sock", ""]
         assert time.monotonic() - began_s < 5.0
@@ -409,7 +409,7 @@ def test_an_error_with_one_visitor_ends_no_daemon(tmp_path: Path, monkeypatch: p
 def test_waiting_visitors_take_bounded_room(another_node: Node) -> None:
     another_node.start("--share", "private", max_files=128)
     for uid in range(MALLORY, MALLORY + 4):
-        another_node.crowd(uid, 60, 5.0)
+        another_node.crowd(uid, 60, 5.0, 0.01)
     n_files, spent_s = another_node.service_uses()
     assert n_files < 100
     assert spent_s < 0.5
@@ -428,7 +428,7 @@ def test_answers_of_users_to_root_are_bounded() -> None:
         mallory: ["/bin/sh", "-c", "while :; do echo much; done"],
     }
     began_s = time.monotonic()
-    assert outputs_of(commands, {"PATH": os.defpath}, 3.0, 10_000, 3) == {alice: b"hello\n"}
+    assert outputs_of(commands, {"PATH": os.defpath}, 1.5, 10_000, 3) == {alice: b"hello\n"}
     assert time.monotonic() - began_s < 10.0
 
 
@@ -436,8 +436,8 @@ def test_a_user_who_stops_what_asks_them_takes_no_time_of_others() -> None:
     """Also of those whose turn comes after that user's time was over."""
     mallory, *others = (User(MALLORY + at, MALLORY + at, (), False) for at in range(5))
     commands = {mallory: ["/bin/sh", "-c", "kill -STOP $$"]}
-    commands |= {one: ["/bin/sh", "-c", "sleep 2; echo hello"] for one in others}
-    assert outputs_of(commands, {"PATH": os.defpath}, 6.0, 10_000, 2) == dict.fromkeys(others, b"hello\n")
+    commands |= {one: ["/bin/sh", "-c", "sleep 0.8; echo hello"] for one in others}
+    assert outputs_of(commands, {"PATH": os.defpath}, 2.4, 10_000, 2) == dict.fromkeys(others, b"hello\n")
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant,
             told.append(self._describe(0, 0).options)
             raise Served
 
-    monkeypatch.setattr("zerotune.tuner.service.daemon.Service", service)
-    monkeypatch.setattr("zerotune.tuner.service.daemon.Daemon", Daemon)
+    monkeypatch.setattr("zerotune.tuner.service.serving.Service", service)
+    monkeypatch.setattr("zerotune.tuner.service.serving.Daemon", Daemon)
     endpoint = f"ipc://{tmp_path}/d.sock"
     monkeypatch.setattr(
         sys, "argv", ["zerotune", "daemon", "--endpoint", endpoint, "--store", str(tmp_path / "s.db"), *words]

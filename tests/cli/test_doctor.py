@@ -271,9 +271,11 @@ def test_exit_code(status, code, monkeypatch, capsys) -> None:
     assert (document["status"], document["checks"][0]["status"]) == (status.value, status.value)
 
 
-def test_an_endpoint_that_cannot_be_is_a_row(monkeypatch, capsys) -> None:
+def test_a_default_endpoint_that_cannot_be_is_a_row(monkeypatch, capsys) -> None:
     monkeypatch.setattr(examination, "CHECKS", {"daemon": service.daemon})
-    monkeypatch.setattr(sys, "argv", ["zerotune", "doctor", "--endpoint", f"ipc:///{'x' * 120}", "--json"])
+    monkeypatch.delenv("ZEROTUNE_ENDPOINT", raising=False)
+    monkeypatch.setenv("ZEROTUNE_RUNTIME_DIR", f"/{'x' * 120}")
+    monkeypatch.setattr(sys, "argv", ["zerotune", "doctor", "--json"])
     with pytest.raises(SystemExit) as left:
         cli.main()
     (row,) = json.loads(capsys.readouterr().out)["checks"]

@@ -15,15 +15,7 @@ from zerotune.agent.launch import LaunchRequest, environment
 from zerotune.agent.settings import AgentSettings
 from zerotune.store.errors import UserError
 from zerotune.store.lockfile import LockFile
-from zerotune.store.records import (
-    BASELINE,
-    Collective,
-    CommunicatorClass,
-    Decision,
-    DecisionKey,
-    Phase,
-    StepRecord,
-)
+from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, StepRecord
 from zerotune.store.records.job_names import is_job_name
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.client.holders import living_holder

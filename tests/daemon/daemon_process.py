@@ -19,7 +19,7 @@ WAIT_S = 60
 SERVE = """
 import sys
 from zerotune.tuner.service import flood_guard, service
-from zerotune.tuner.service.daemon import run_daemon
+from zerotune.tuner.service.serving import run_daemon
 flood_guard.MAX_RESIDENT_BYTES = 400 * 2**20
 service.RANK_TIMEOUT_S = float(sys.argv[4])
 code = run_daemon(sys.argv[1], sys.argv[2], idle_exit_s=float(sys.argv[3]) if sys.argv[3] else None)

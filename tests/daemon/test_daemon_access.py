@@ -120,7 +120,7 @@ def curve_dir(private_path):
 def test_tcp_serves_known_keys_only(curve_dir, private_path, connect):
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     code = f"""
-import sys; from pathlib import Path; from zerotune.tuner.service.daemon import run_daemon
+import sys; from pathlib import Path; from zerotune.tuner.service.serving import run_daemon
 sys.exit(run_daemon({endpoint!r}, {str(private_path / "s.db")!r}, curve_dir=Path({str(curve_dir)!r})))
 """
     process = subprocess.Popen([sys.executable, "-c", code])

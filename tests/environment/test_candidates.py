@@ -3,13 +3,7 @@ import pytest
 from zerotune.agent.environment import objection
 from zerotune.agent.machine.tunable_variables import why_refused
 from zerotune.store.errors import UserError
-from zerotune.tuner.environment.candidates import (
-    OFFERS,
-    Candidate,
-    candidates_for,
-    effect_of,
-    read_candidates,
-)
+from zerotune.tuner.environment.candidates import OFFERS, Candidate, candidates_for, effect_of, read_candidates
 
 H100 = {"n_nvlinks": 18, "compute_capability": 90, "adapters": "8 x InfiniBand 400 Gb/sec (4X NDR)"}
 NEW = 22809

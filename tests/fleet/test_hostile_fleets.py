@@ -51,7 +51,8 @@ def crafted(*, text: str = "node", facts: bytes = b"{}", n_rows: int = 1) -> Pac
     return Packed(f"v1/fabric={FABRIC.fabric_id}/day=2027-01-01/{name}.parquet", data)
 
 
-def test_junk_under_anothers_name_hides_nothing(tmp_path):
+def test_junk_under_anothers_name_hides_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("zerotune.tuner.fleet.merging.READERS", 4)
     honest = [shared(tmp_path / "fleet", node) for node in ("a", "b", "c")]
     junk = tmp_path / "fleet" / "v1" / "zzz"
     junk.mkdir()

@@ -11,17 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from framework_job import (
-    N_RANKS,
-    SCRIPTS,
-    TORCHRUN,
-    Job,
-    Node,
-    blur,
-    check_agreed,
-    check_all_seen,
-    step_of,
-)
+from framework_job import N_RANKS, SCRIPTS, TORCHRUN, Job, Node, blur, check_agreed, check_all_seen, step_of
 
 from benchmarks.lib.free_port import free_port
 

@@ -13,6 +13,8 @@ from zerotune.tuner.late_ranks.sequential_test import EVENT_STEPS
 from zerotune.tuner.late_ranks.waits import behind_the_others
 
 TRANSFER_US = 500.0
+STEPS_AT_ONCE = 5
+"""What one join of a busy daemon brings."""
 
 
 class Job:
@@ -24,7 +26,8 @@ class Job:
 
     def play(self, n_steps, *calls):
         """Each call: (communicator, {reporter: arrival_us(step)}, transfer_us, collective)."""
-        for _ in range(n_steps):
+        joined = []
+        for n in range(1, n_steps + 1):
             for at, (comm_id, arrivals, transfer_us, collective) in enumerate(calls):
                 came = {one: us(self.step) if callable(us) else us for one, us in arrivals.items()}
                 rows = np.zeros(len(came), OBSERVATION)
@@ -33,8 +36,12 @@ class Job:
                 rows["n_ranks"], rows["n_nodes"], rows["message_bytes"] = len(came), 1, 1 << 20
                 rows["rank"] = list(came)
                 rows["duration_us"] = [max(came.values()) + transfer_us - us for us in came.values()]
-                self.finder.observe(rows, np.array(list(came), np.uint64), np.zeros(1, np.intp))
+                joined.append(rows)
             self.step += 1
+            if n % STEPS_AT_ONCE == 0 or n == n_steps:
+                records, starts = np.concatenate(joined), np.cumsum([0, *map(len, joined[:-1])])
+                self.finder.observe(records, records["rank"].astype(np.uint64), starts)
+                joined = []
 
     def named(self, step_us=10_000.0):
         found = self.finder.lateness(step_us)

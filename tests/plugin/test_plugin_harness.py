@@ -28,7 +28,7 @@ TESTS += ["impossible_numbers", "next_tuner", "next_profiler"]
 def compiled(folder: Path, mode: str) -> tuple[Path, Path]:
     """Plugin (by its Makefile) and harness, both with the sanitizers of `mode`."""
     plugin, harness = folder / "plugin.so", folder / "harness"
-    flags = MODES[mode]
+    flags = [*MODES[mode], "-O0"]  # compiles in half the time, and hides nothing from sanitizers
     make = ["make", "-s", "-C", str(PLUGIN), f"LIBRARY={plugin}", f"EXTRA_FLAGS={' '.join(flags)}"]
     subprocess.run(make, check=True)
     cc = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread", *flags]

@@ -11,12 +11,7 @@ from replay_traces import MIB
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.errors import UserError
 from zerotune.store.records import Phase, Protocol
-from zerotune.tuner.advice.prediction.timeline import (
-    Program,
-    run,
-    steady_step,
-    undisturbed,
-)
+from zerotune.tuner.advice.prediction.timeline import Program, run, steady_step, undisturbed
 from zerotune.tuner.offline.replay import JobChange, replay_table
 from zerotune.tuner.offline.replay.reshape import stage_of, with_buckets, with_stage
 from zerotune.tuner.offline.replay.schedule import StepModel, infer

@@ -34,7 +34,7 @@ def greedy(name: str, data: bytes) -> bytes:
 @pytest.mark.parametrize("name", ["refuse", "much memory", "no end", "death", "much"])
 def test_a_greedy_input_is_refused_and_the_next_is_decoded(name, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
-    with Decoding(f"{__name__}:greedy", memory_mib=128, seconds=3.0, most_bytes=MAX_BYTES) as decode:
+    with Decoding(f"{__name__}:greedy", memory_mib=128, seconds=1.0, most_bytes=MAX_BYTES) as decode:
         assert decode("", b"abc") == b"cba"
         with pytest.raises(Undecodable):
             decode(name, b"")

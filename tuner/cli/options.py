@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 
@@ -92,6 +93,10 @@ CurveKeys = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
 
+COLUMNS_OF_A_FILE: Final = 160
+"""Width of tables in files and pipes; rich would fold them at 80 columns."""
+
+
 def console() -> Any:
     """The console for tables. Text that does not fit into a cell is folded; rich would cut it."""
     from rich.table import Table
@@ -130,6 +135,8 @@ def _filtering() -> Any:
     class Filtering(Console):
         def __init__(self, stream: TextIO, **options: Any) -> None:
             super().__init__(file=getattr(stream, "unfiltered", stream), emoji=False, **options)
+            if not self.is_terminal and "COLUMNS" not in os.environ:
+                self.width = COLUMNS_OF_A_FILE
 
         def render_str(self, text: str, **options: Any) -> Any:
             try:

@@ -11,14 +11,7 @@ import pytest
 
 from benchmarks.lib.simulated.brain_world import Call, SeeminglyHidden, World, make_brain, play
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import (
-    BASELINE,
-    Candidate,
-    Collective,
-    DecisionKey,
-    Phase,
-    size_class,
-)
+from zerotune.store.records import BASELINE, Candidate, Collective, DecisionKey, Phase, size_class
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.explaining.inspection import Prediction
 

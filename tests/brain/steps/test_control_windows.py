@@ -9,15 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.lib.simulated.brain_world import (
-    Call,
-    OverlappedWorld,
-    World,
-    decided,
-    make_brain,
-    play,
-    zero3_step,
-)
+from benchmarks.lib.simulated.brain_world import Call, OverlappedWorld, World, decided, make_brain, play, zero3_step
 from benchmarks.lib.simulated.earlier_jobs import knowledge
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, Decision, Phase, StepRecord
@@ -70,7 +62,7 @@ def test_the_gain_is_known_soon_and_true_and_costs_next_to_nothing(
 ) -> None:
     world = _job(seed)
     brain = make_brain(world, settings=CONTROLLED)
-    plans = play(world, brain, 1000, latency_steps=latency_steps)
+    plans = play(world, brain, 700, latency_steps=latency_steps)
     decisions, runs = brain.decisions(), decided(brain)
     gain = _true_gain(world, {call: world.truth(call, runs(call))[0] for call in world.calls})
     saved = _compared(world.steps, decisions).saved()

@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.agent.first_contact import world_of
-from benchmarks.lib.simulated.brain_world import (
-    Call,
-    OverlappedWorld,
-    World,
-    decided,
-    make_brain,
-    play,
-)
+from benchmarks.lib.simulated.brain_world import Call, OverlappedWorld, World, decided, make_brain, play
 from benchmarks.lib.simulated.host_view import HostView, seen_as
 from benchmarks.policy.brain_safety import zero_calls
 from zerotune.agent.nccl import fabric

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.lib.simulated.brain_world import Call, World, make_brain, play
-from zerotune.store.records import (
-    BASELINE,
-    Collective,
-    CommunicatorClass,
-    Phase,
-)
+from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Phase
 from zerotune.tuner.learning.policy.risk import ExposedShare
 
 MIB = 1 << 20

@@ -12,12 +12,7 @@ import torch.distributed as dist
 from emulated_world import World
 
 from zerotune.agent.nccl import library
-from zerotune.agent.nccl.emulated import (
-    EmulatedNcclError,
-    SettingDisagreement,
-    faults,
-    journal,
-)
+from zerotune.agent.nccl.emulated import EmulatedNcclError, SettingDisagreement, faults, journal
 from zerotune.store.errors import RankDisagreement
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 

@@ -32,7 +32,8 @@ from zerotune.zero_runtime.autotune.fsdp2 import Gathers, vary
 N_RANKS = 2
 WIDTH = 512
 FEW, ONE = {"max_ctas": 8}, {"max_ctas": 1}
-N_STEPS = 60
+N_STEPS = 40
+"""Twice as many as a verdict takes."""
 READY = variants.READY_AFTER
 N_GATHERS = 8
 """Of a step."""
@@ -54,6 +55,12 @@ def few_sms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture(scope="module")
+def usual(few_sms: World) -> list[Any]:
+    """Trainings without variants."""
+    return few_sms.run(fsdp2, ())
 
 
 class Layer(nn.Module):
@@ -94,8 +101,8 @@ def told() -> Iterator[list[str]]:
 class Gathered:
     """Which communicators each step gathered on, numbered in the order in which they came."""
 
-    def __init__(self) -> None:
-        journal().keep_calls, self.known, self.steps = True, dict[int, int](), list[tuple[int, ...]]()
+    def __init__(self, known: dict[int, int]) -> None:
+        journal().keep_calls, self.known, self.steps = True, known, list[tuple[int, ...]]()
         journal().calls.clear()
 
     def step_ended(self) -> None:
@@ -117,6 +124,7 @@ def fsdp2(
     shape: Sequence[int] = (),
     only_rank: int | None = None,
     turn_on: Callable[[Any], None] = vary,
+    known: dict[int, int] | None = None,
 ) -> tuple[list[str], list[tuple[int, ...]], list[str]]:
     """Losses of FSDP2 on this rank, where each step gathered, and what was told."""
     from torch.distributed import fsdp
@@ -139,7 +147,7 @@ def fsdp2(
             layer.set_modules_to_forward_prefetch([ahead])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         draw = torch.Generator().manual_seed(rank)
-        losses, gathered = [], Gathered()
+        losses, gathered = [], Gathered({} if known is None else known)
         n_passes = accumulate if isinstance(accumulate, int) else accumulate[rank]
         for n in range(1, n_steps * n_passes + 1):
             loss = model(torch.randn(2, WIDTH, generator=draw)).square().mean()
@@ -163,7 +171,7 @@ def zero(rank: int, stage: int, wanted: Sequence[dict[str, int]]) -> Any:
     )  # fmt: skip
     optimizer = engine.optimizer(torch.optim.SGD, lr=0.01)
     draw = torch.Generator().manual_seed(rank)
-    losses, ran, gathered = [], [], Gathered()
+    losses, ran, gathered = [], [], Gathered({})
     for _ in range(MOST_STEPS):
         ran.append(engine.step_settings)
         loss = model(torch.randn(2, WIDTH, generator=draw)).square().mean()
@@ -182,8 +190,7 @@ def alike(answers: Sequence[Any]) -> Any:
     return answers[0]
 
 
-def test_fsdp2_keeps_a_faster_communicator(few_sms: World) -> None:
-    usual = few_sms.run(fsdp2, ())
+def test_fsdp2_keeps_a_faster_communicator(few_sms: World, usual: list[Any]) -> None:
     assert alike([steps for _, steps, _ in usual]) == [(0,)] * N_STEPS
     varied = few_sms.run(fsdp2, (FEW,), COMPUTE_US, N_STEPS, 1, (), None, enable)
     assert [losses for losses, *_ in varied] == [losses for losses, *_ in usual]
@@ -205,9 +212,9 @@ def test_fsdp2_leaves_a_slower_communicator(few_sms: World) -> None:
 
 
 def test_accumulated_gradients_make_one_step_of_several_passes(few_sms: World) -> None:
-    varied = few_sms.run(fsdp2, (FEW,), COMPUTE_US, 30, 3)
+    varied = few_sms.run(fsdp2, (FEW,), COMPUTE_US, 18, 3)
     steps = alike([steps for _, steps, _ in varied])
-    changes = [n for n in range(variants.READY_AFTER, 90) if steps[n] != steps[n - 1]]
+    changes = [n for n in range(variants.READY_AFTER, 54) if steps[n] != steps[n - 1]]
     assert len(changes) > 1  # the first is back from what was gathered where it was made
     assert all(n % 3 == 0 for n in changes[1:])
 
@@ -219,7 +226,7 @@ def test_ranks_whose_optimizers_step_unequally(few_sms: World) -> None:
 
 
 def unequal(rank: int) -> Any:
-    return fsdp2(rank, (FEW,), COMPUTE_US, 60 // (1 + rank), {0: 1, 1: 2})
+    return fsdp2(rank, (FEW,), COMPUTE_US, N_STEPS // (1 + rank), {0: 1, 1: 2})
 
 
 def is_back(rank: int, left_bytes: int) -> int:
@@ -308,20 +315,19 @@ def models_one_after_another(rank: int) -> Any:
     from torch.distributed import fsdp
 
     group: Any = dist.group.WORLD
-    seen = []
-    for _ in range(3):
-        _, steps, lines = fsdp2(rank, (FEW,), COMPUTE_US, N_STEPS, 1, (), None, once)
+    seen, known = [], dict[int, int]()
+    for n_steps in (N_STEPS, 2 * READY, 2 * READY):
+        _, steps, lines = fsdp2(rank, (FEW,), COMPUTE_US, n_steps, 1, (), None, once, known)
         gc.collect()
-        seen.append((steps[-1], sum("MB of device memory" in line for line in lines), group.left_bytes()))
+        seen.append((steps, sum("MB of device memory" in line for line in lines), group.left_bytes()))
     return seen
 
 
 def test_models_that_come_later_share_communicators_and_what_was_found(few_sms: World) -> None:
     first, *later = few_sms.run(models_one_after_another)[0]
-    assert first[:2] == ((1,), 1)
-    for steps, n_made, left_bytes in later:
-        assert (n_made, left_bytes) == (0, first[2])
-        assert len(steps) == 1
+    assert (first[0][-1], first[1]) == ((1,), 1)
+    for seen in later:
+        assert seen == ([(1,)] * 2 * READY, 0, first[2])
 
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -376,9 +382,10 @@ BY_DEFAULT = ("before the first gather", "while steps are compared")
 @pytest.mark.parametrize(
     "fault", [pytest.param(one, marks=() if one in BY_DEFAULT else pytest.mark.slow) for one in FAULTS]
 )
-def test_an_error_of_zerotune_on_one_rank_leaves_training_as_it_is(few_sms: World, fault: str) -> None:
+def test_an_error_of_zerotune_on_one_rank_leaves_training_as_it_is(
+    few_sms: World, usual: list[Any], fault: str
+) -> None:
     """No rank waits for another, and none keeps the communicator."""
-    usual = few_sms.run(fsdp2, ())
     before = few_sms.run(is_back, 0)
     failed = few_sms.run(failing, fault)
     assert [losses for losses, *_ in failed] == [losses for losses, *_ in usual]

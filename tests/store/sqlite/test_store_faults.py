@@ -9,16 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.service.store_faults import (
-    SCENARIOS,
-    Tally,
-    Worker,
-    build,
-    gathered,
-    jobs_of,
-    name_of,
-    scratch_folder,
-)
+from benchmarks.service.store_faults import SCENARIOS, Tally, Worker, build, gathered, jobs_of, name_of, scratch_folder
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="the shim needs a C compiler")
 KINDS = ("write", "sync", "rename", "unlink", "open", "read", "malloc", "cut")

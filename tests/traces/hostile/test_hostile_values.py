@@ -59,9 +59,10 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    changed = copy.deepcopy(value)
-    inside = changed
+    """A document with another value at `path`; it shares all else with the one it is made of."""
+    changed = inside = copy.copy(value)
     for key in path[:-1]:
+        inside[key] = copy.copy(inside[key])
         inside = inside[key]
     inside[path[-1]] = new
     return changed

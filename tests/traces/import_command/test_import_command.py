@@ -109,7 +109,7 @@ def test_a_file_that_breaks_in_its_middle_leaves_nothing_behind(
 ) -> None:
     command(monkeypatch, capsys, table(tmp_path / "good.csv", 5), "--store", store)
     before = stored(store)
-    packed = bytearray(gzip.compress(table(tmp_path / "t.csv", 100_000).read_bytes()))
+    packed = bytearray(gzip.compress(table(tmp_path / "t.csv", 30_000).read_bytes()))
     packed[-2000] ^= 0xFF
     broken = tmp_path / "broken.csv.gz"
     broken.write_bytes(packed)
@@ -122,7 +122,8 @@ def test_a_file_that_breaks_in_its_middle_leaves_nothing_behind(
 def test_an_import_that_was_killed_goes_on_where_it_ended(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = table(tmp_path / "t.csv", 20_000)
+    monkeypatch.setattr("zerotune.tuner.traces.nccl.tuner_csv._ROWS_AT_ONCE", 1000)
+    path = table(tmp_path / "t.csv", 3_500)
     n_calls = 0
     record = Store.record_measurements
 
@@ -137,10 +138,10 @@ def test_an_import_that_was_killed_goes_on_where_it_ended(
         patch.setattr(Store, "record_measurements", killed)
         assert command(monkeypatch, capsys, path, "--store", store)[0] == 130
     n_before = len(stored(store))
-    assert 0 < n_before < 20_000
+    assert 0 < n_before < 3_500
     code, out, _ = command(monkeypatch, capsys, path, "--store", store, "--json")
-    assert (code, json.loads(out)["n_measurements"]) == (0, 20_000 - n_before)
-    assert stored(store) == [(1024 * (1 + index), 20.5 + index) for index in range(20_000)]
+    assert (code, json.loads(out)["n_measurements"]) == (0, 3_500 - n_before)
+    assert stored(store) == [(1024 * (1 + index), 20.5 + index) for index in range(3_500)]
 
 
 def test_one_damaged_rank_does_not_lose_the_others(

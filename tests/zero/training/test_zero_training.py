@@ -19,9 +19,9 @@ def test_plain(world: World, name: str, stage: int, n_ranks: int) -> None:
     compare(world, name, n_ranks, stage=stage)
 
 
-@pytest.mark.parametrize(("stage", "bucket_bytes"), [(1, 64), (2, 1000), (3, 64)])
-def test_small_buckets(world: World, stage: int, bucket_bytes: int) -> None:
-    compare(world, "gpt", 2, stage=stage, bucket_bytes=bucket_bytes)
+@pytest.mark.parametrize(("stage", "name", "bucket_bytes"), [(1, "odd", 64), (2, "gpt", 1000), (3, "odd", 64)])
+def test_small_buckets(world: World, stage: int, name: str, bucket_bytes: int) -> None:
+    compare(world, name, 2, stage=stage, bucket_bytes=bucket_bytes)
 
 
 @pytest.mark.parametrize(

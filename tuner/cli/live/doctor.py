@@ -11,7 +11,7 @@ import typer
 
 from ....store.errors import UserError
 from ..options import AsJson, CurveKeys, Endpoint, StorePath, console, print_json
-from ..paths import store_path
+from ..paths import endpoint_or_default, store_path
 
 if TYPE_CHECKING:
     from ...doctor.findings import Machine
@@ -45,7 +45,8 @@ def doctor(
 
     if launcher and not nodes:
         raise UserError(f"doctor takes no {launcher[0]!r}", f"compare nodes with `doctor --nodes -- {launcher[0]} ...`")
-    machine = Machine(endpoint or default_endpoint(), store_path(store), curve_keys, dict(os.environ))
+    where = endpoint_or_default(endpoint) if endpoint else default_endpoint()  # a bad default one is a finding
+    machine = Machine(where, store_path(store), curve_keys, dict(os.environ))
     if nodes and not launcher:
         _answer(machine, as_json)
         return

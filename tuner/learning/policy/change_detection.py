@@ -125,7 +125,7 @@ class StepMeans(Columns):
         self._square = kept * self._square + min(pooled**2, CLIP**2 * variance)
         self._weight = CLIP + kept * (self._weight - CLIP) + 1.0
         every = (0, pooled / math.sqrt(variance), units.deviation.mean())
-        return FinishedSteps(*(np.r_[one, of_keys] for one, of_keys in zip(every, units, strict=True)))
+        return FinishedSteps(*(np.append(one, of_keys) for one, of_keys in zip(every, units, strict=True)))
 
     def _whiten(self, units: Floats, before: Floats) -> Floats:
         known, alike = before != 0.0, self.alike

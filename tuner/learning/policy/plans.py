@@ -72,7 +72,7 @@ class PlanInForce(NamedTuple):
 
     def why(self, n_keys: int) -> Overrides:
         """`Override` of all keys known now, shape [n_keys]; keys that were not known run NCCL's own choice."""
-        return np.pad(self.overrides, (0, n_keys - len(self.overrides)), constant_values=Override.incumbent)
+        return np.append(self.overrides, np.full(n_keys - len(self.overrides), Override.incumbent, np.int8))
 
     def followed_by(self, after: PlanInForce, n_steps: int) -> PlanInForce:
         """The same plan with the further stage `after`, which follows by itself after `n_steps` of the last stage."""
