@@ -4,7 +4,7 @@ Run: python -m benchmarks soak_daemon [--collectives N] [--ranks N] [--hours H] 
 
 The daemon's clocks jump ahead by an hour 48 times, so that timers, checkpoints and retention run. At each jump the
 daemon drops the job as silent and takes it up again. `..._growth` is the slope of memory or open files after the
-first 40 % of the run, with the ends of its 95 % confidence interval.
+first 40 % of the run. The ends are those of its 95 % confidence interval.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def slope_of(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
     """The slope of a random walk with drift, and the ends of its interval of confidence.
 
     An allocator keeps its memory, so the increments between blocks of samples are independent, not their levels. Steps
-    between means of a random walk are correlated, so their variance is 2/3 of the long-run variance (Working, Note on
+    between means of a random walk are correlated: their variance is 2/3 of the long-run variance (Working, Note on
     the correlation of first differences of averages in a random chain, 1960).
 
     Args:

@@ -1,6 +1,6 @@
 """Does replay predict the effect of a plan? Part of `replay_speed.py`, which prints the figures.
 
-In each world (fabric and training script) one run is logged, a sweep measures the settings, and plans are made of the
+In each world (fabric and training script) one run is logged and a sweep measures the settings. Plans are made of the
 best and of random settings. Replay predicts the step time under each plan; the script then runs under `launch --plan`.
 """
 

@@ -29,7 +29,7 @@ N_MACHINES: Final = 400
 N_QUICK: Final = 60
 SEALED_FROM: Final = 540_000
 LEAST_GAIN: Final = 0.01
-"""Of a step: with less to gain, the share that is reached says nothing."""
+"""Of a step: with less to gain, the reached share has no meaning."""
 TAIL_FREEDOM: Final = 4.0
 
 Policy = Callable[[Sequence[JobResult], Sequence[Candidate]], str]

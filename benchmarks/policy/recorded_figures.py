@@ -19,7 +19,7 @@ from benchmarks.lib.reporting import Result
 KEPT_ASIDE_ONE_IN = 3
 """Recordings, by the hash of their names."""
 LEAST_GAIN = 0.02
-"""Of all calls' time: with less to gain, the reached share says little."""
+"""Of all calls' time: with less to gain, the reached share has little meaning."""
 JUDGED_CALLS = 200
 """Of each key: the aims are set for these."""
 WINDOW_STEPS = 200

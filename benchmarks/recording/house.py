@@ -56,7 +56,7 @@ def tracked(*folders: str) -> list[Path]:
 
 
 def installed() -> set[Path]:
-    """Every file of the project that a wheel installs, as pyproject.toml says."""
+    """Every file of the project that a wheel installs, as listed in pyproject.toml."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     left_out = settings["packages"]["find"].get("exclude", ())
     packages: dict[str, Path] = {}

@@ -214,7 +214,7 @@ class Load:
         return n * N_JOBS * N_RANKS
 
     def answer(self, limit: int = 0) -> None:
-        """Adopt the plans offered and greet again; wait while more than `limit` greetings are unread."""
+        """Adopt the offered plans and send Hello again; wait while more than `limit` of these are unread."""
         for job, ranks in enumerate(self.sockets):
             self.hello(job, 0)
             self.n_unread[job] += 1

@@ -39,7 +39,7 @@ from zerotune.tuner.service.endpoint import make_keys
 LONGEST_S: Final = 25.0
 MOST_MIB: Final = 1536
 MOST_GROWN_BYTES: Final = 40 << 20
-"""Growth of a daemon while a peer greets it."""
+"""Growth of a daemon while a peer sends Hello."""
 MAX_FILES: Final = 320
 """Files that a daemon which strangers meet may open."""
 ENDLESS: Final = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT"
@@ -219,7 +219,7 @@ def said_again(folder: Path) -> bool:
 
 
 def greets(hellos: Sequence[wire.Hello]) -> Callable[[Path], bool]:
-    """A peer with the client's key greets, each time with another job."""
+    """A peer with the client's key sends Hello, each time with another job."""
 
     def attack(folder: Path) -> bool:
         with ExitStack() as stack:

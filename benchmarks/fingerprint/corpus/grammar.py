@@ -1,8 +1,8 @@
 """Sequences of frameworks that do not exist: random draws of all that a data-parallel framework may do.
 
-The kind of training fixes what a run must move. Everything else is drawn: how pieces are packed into calls, by which
-collective they travel, in which order, how far ahead, what is kept, and which small all-reduces come once per step. An
-encoder cannot learn one framework's order from it. Models are drawn as well, from no family of `model_shapes.py`.
+The kind of training fixes what a run must move. Everything else is drawn: the packing of pieces into calls,
+their collective, their order, how far ahead they come, which of them are kept, and the small all-reduces of each step.
+An encoder cannot learn one framework's order from it. Models are drawn as well, from no family of `model_shapes.py`.
 """
 
 from __future__ import annotations

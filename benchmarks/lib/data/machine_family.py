@@ -1,7 +1,7 @@
 """Random machines that are like recorded ones, so that a policy is judged on machines that it was not tuned to.
 
-At each size, a setting takes a multiple of the time of NCCL's own choice. The multiple follows from a latent curve over
-sizes, in which near sizes have near values, and from a quantile function with the recordings' gains and catastrophes.
+At each size, a setting takes a multiple of the time of NCCL's own choice. A latent curve over sizes gives the
+multiple, so that near sizes have near values. A quantile function has the recordings' gains and catastrophes.
 The numbers below were chosen so that draws match the statistics of 25 recordings that are kept aside.
 """
 

@@ -30,7 +30,7 @@ class Grid:
     def places(self) -> dict[int, dict[Candidate, list[float]]]:
         """All recorded microseconds by size and setting, if at least two settings were measured.
 
-        Settings that NCCL cannot run are left out, whatever a heading says.
+        Settings that NCCL cannot run are left out, even if a heading has them.
         """
         found = {
             size: {candidate: times for one, times in known.items() if self._can_run(candidate := candidate_of(one))}
