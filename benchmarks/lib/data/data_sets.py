@@ -130,8 +130,9 @@ def _pooled(
 ) -> dict[tuple[DecisionKey, int], dict[Candidate, list[float]]]:
     """Join the measurements of settings with the same effect, or the luckiest of several equal ones would seem best.
 
-    On little traffic NCCL runs fewer channels than asked for (`cost_model.channels_used`). Joined settings go by the lowest count
-with this effect that any size asked for. The tuner does the same: it offers settings of one effect once.
+    On little traffic NCCL runs fewer channels than asked for (`cost_model.channels_used`). Joined
+    settings go by the lowest count with this effect that any size asked for. The tuner does the same: it offers
+    settings of one effect once.
     """
     counts: dict[tuple[CommunicatorClass, Collective], dict[Candidate, None]] = {}
     for (key, _), known in groups.items():
