@@ -70,7 +70,7 @@ class Facts:
     listened_s: float = 0.0
     """How long this rank has waited for a daemon."""
     is_absent: bool = False
-    """No daemon has answered, and none listens at the endpoint now, or it is stopped."""
+    """No daemon has answered, and the endpoint is `tcp://`, or no running daemon listens there now."""
     endpoint: str = ""
     shadow: str = ""
     """Changes that a daemon in shadow mode would have made; empty: it is not in shadow mode."""
@@ -237,7 +237,7 @@ def print_ending(
         has_answered=has_answered,
         is_silent=is_silent,
         listened_s=listened_s,
-        is_absent=not has_answered and endpoint.startswith("ipc://") and not can_answer(listener_pid(endpoint)),
+        is_absent=not has_answered and (endpoint.startswith("tcp://") or not can_answer(listener_pid(endpoint))),
         shadow=shadow,
         failure=failure,
         endpoint=endpoint,

@@ -34,6 +34,8 @@ class Group:
 _actions: list[Callable[[], None]] = []
 _store_actions: list[Callable[[Any, int, int], None]] = []
 _is_watched = False
+_watched_by = 0
+"""The process in which the agent was activated."""
 _has_begun = False
 _made: Group | None = None
 
@@ -55,6 +57,8 @@ def has_called() -> bool:
 def _keep() -> None:
     global _made
     _made = Group(dist.get_rank(), dist.get_world_size(), str(dist.get_backend_config()))
+    if os.getpid() != _watched_by:  # a forked process has no agent, and ends without a word
+        return
     write_mark(Mark.group)
     if _made.rank == 0:
         remove_mark(Mark.rank_0)  # of a start before this one
@@ -63,7 +67,7 @@ def _keep() -> None:
 
 def before_first_group(action: Callable[[], None]) -> None:
     """Call `action` before the first process group is made; at once if its making has begun. It must not raise."""
-    global _is_watched
+    global _is_watched, _watched_by
     if not dist.is_available():
         return
     if _has_begun or dist.is_initialized():
@@ -71,7 +75,7 @@ def before_first_group(action: Callable[[], None]) -> None:
         return
     _actions.append(action)
     if not _is_watched:
-        _is_watched = True
+        _is_watched, _watched_by = True, os.getpid()
         _watch()
 
 

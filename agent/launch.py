@@ -102,6 +102,9 @@ def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | N
 def _untuned(where: str, silent: UserError | None) -> Finding:
     if silent is not None:
         return Finding(silent.problem, f"training runs untuned until it answers: {silent.remedy}", fatal=False)
+    if where.startswith("tcp://"):
+        remedy = "training runs untuned until one does; start one there, or give its keys with --curve-keys"
+        return Finding(f"no daemon answers at {where}, or it has other keys", remedy, fatal=False)
     remedy = "training runs untuned; start one with `zerotune daemon`, or leave --no-daemon out"
     return Finding(f"no daemon answers at {where}", remedy, fatal=False)
 

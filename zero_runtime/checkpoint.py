@@ -179,7 +179,7 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save(engine: ShardedModel, folder: str | Path, step: int, extra: Mapping[str, Any] | None = None) -> Path:
-    """Writes `folder/step-<step>`; every rank calls it, with a folder that all ranks see.
+    """Writes `folder/step-<eight digits>`; every rank calls it, with a folder that all ranks see.
 
     The model, and its optimizer if there is one, are saved.
 

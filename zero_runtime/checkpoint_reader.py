@@ -54,6 +54,8 @@ class SafeReader(dcp.FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """The index; raises `CheckpointError` if it is missing, broken, or names anything but known classes."""
         try:
+            if strange := next((one for one in Path(self.path).iterdir() if not (one.is_file() or one.is_dir())), None):
+                raise CheckpointError(f"{strange} is no regular file; choose a complete checkpoint")
             with open(Path(self.path) / ".metadata", "rb") as file:
                 metadata: Metadata = _IndexUnpickler(file).load()
         except CheckpointError:

@@ -225,6 +225,13 @@ class Engine:
     def _before_step(self, _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(value is not None for value in [*args[1:], *kwargs.values()]):
             raise LifecycleError("step(closure) would compute gradients too late; call backward before step()")
+        if isinstance(self._parameters, ReplicatedParameters):
+            for flat in self.flats:
+                if flat.managed and flat.managed[0].parameter.data_ptr() != flat.shown[0].data_ptr():
+                    raise LifecycleError(
+                        f"parameter {flat.managed[0].name} has new storage, as after model.double() or model.to(); "
+                        "convert the model before shard()"
+                    )
         self.finish_gradients()
 
     def finish_gradients(self) -> list[Tensor]:
@@ -354,7 +361,7 @@ class Engine:
                 flat.finish_gather()
 
     def save_checkpoint(self, folder: str | Path, step: int, extra: Mapping[str, Any] | None = None) -> Path:
-        """Writes `folder/step-<step>`; every rank calls it, with a folder that all ranks see.
+        """Writes `folder/step-<eight digits>`; every rank calls it, with a folder that all ranks see.
 
         Arguments and errors are those of `zerotune.zero_runtime.checkpoint.save`.
         """

@@ -13,7 +13,7 @@ import torch
 
 from zerotune.agent import ending, exit_watcher
 from zerotune.agent.ending import LEAST_STEPS, Facts, line
-from zerotune.agent.reasons import Mark, Reason
+from zerotune.agent.reasons import MARKS, Mark, Reason
 from zerotune.agent.steps.recent_steps import RecentSteps
 from zerotune.store.records import (
     BASELINE,
@@ -170,6 +170,23 @@ def test_ranks_that_outlive_their_launcher_are_told_by_number(tmp_path: Path, ca
         ended = process.pid
     assert f"rank 0 (pid {os.getpid()}) still runs" in told(os.getpid())
     assert code(told(ended).strip()) == Reason.cut_short.name
+
+
+def test_a_forked_rank_leaves_no_mark(tmp_path: Path) -> None:
+    script = """
+import os, torch.distributed as dist
+from zerotune.agent import first_group
+first_group.before_first_group(lambda: None)
+if not (pid := os.fork()):
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    print(first_group.made().rank)
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+    environment = {**os.environ, MARKS: str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == "0"
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])

@@ -225,6 +225,13 @@ def test_only_members_of_the_group_are_served_and_all_ends_with_the_service(anot
     assert another_node.gone(ALICE), "no daemon outlives it, however it ended"
 
 
+def test_after_the_service_a_users_own_place_counts_again(another_node: Node) -> None:
+    another_node.start()
+    assert another_node.request_daemon(ALICE)[1].startswith(f"ipc://{RUNTIME}")
+    assert another_node.stop() == 0
+    assert not another_node.request_daemon(ALICE, wait_s=0.0)[1].startswith(f"ipc://{RUNTIME}")
+
+
 def test_a_service_that_is_not_roots_is_not_asked(another_node: Node) -> None:
     another_node.make(RUNTIME, MALLORY, 0o755)
     another_node.make(f"{RUNTIME}/{ALICE}", MALLORY, 0o700)

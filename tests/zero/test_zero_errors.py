@@ -164,6 +164,14 @@ def closure() -> None:
     engine.optimizer(torch.optim.SGD).step(lambda: 0.0)
 
 
+def converted_after_shard(stage: int) -> None:
+    model = make_gpt()
+    engine = zero_runtime.shard(model, group=group_of(2), stage=stage)
+    optimizer = engine.optimizer(torch.optim.SGD, lr=0.1)
+    model.double()
+    optimizer.step()
+
+
 def load_other_names() -> None:
     zero_runtime.shard(make_gpt(), group=group_of(2)).load_state_dict(make_odd().state_dict())
 
@@ -268,6 +276,7 @@ SCENES: list[tuple[Callable[..., None], tuple[object, ...], str, str]] = [
     (whole_tensor_optimizer, (), "SettingsError", "torch.optim.Adafactor"),
     (incomplete_groups, (), "SettingsError", "tokens.weight"),
     (closure, (), "LifecycleError", "step(closure)"),
+    *[(converted_after_shard, (stage,), "LifecycleError", "has new storage") for stage in (1, 2)],
     (load_other_names, (), "CheckpointError", ""),
     (load_other_shapes, (), "CheckpointError", "norm.weight"),
     (module_load, (1,), "LifecycleError", "model.load_state_dict"),

@@ -299,9 +299,11 @@ class AllUsers:
             while daemons and time.monotonic() < ends_at_s:
                 daemons = [daemon for daemon in daemons if not daemon.has_ended]
                 time.sleep(_LOOK_S)
-        for place in self._places.values():
+        for uid, place in self._places.items():
             for visitor in place.waiting:
                 visitor.leave()
+            with contextlib.suppress(OSError):  # without a service, commands use the user's own folder
+                (self._runtime / str(uid)).rmdir()
         self._selector.close()
         self._woken.close()
         self._waker.close()

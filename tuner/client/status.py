@@ -37,6 +37,9 @@ def no_answer(endpoint: str, holder: Holder | None) -> UserError:
             "the node's service for all users runs no daemon of yours now",
             "`zerotune launch` has it start one; `zerotune jobs` lists earlier jobs",
         )
+    if holder is None and endpoint.startswith("tcp://"):
+        problem = f"no daemon answers at {endpoint}, or it has other keys"
+        return UserError(problem, "start one there, or give its keys with --curve-keys")
     if holder is None:
         return UserError(
             f"no daemon answers at {endpoint}",

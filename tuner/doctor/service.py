@@ -67,6 +67,8 @@ def daemon(machine: Machine) -> Finding:
             return of_error("daemon", no_answer(where, holder))
         if has_service():
             return ok("daemon", "none of yours yet: the node's service for all users starts one for `zerotune launch`")
+        if where.startswith("tcp://"):
+            return of_error("daemon", no_answer(where, None))
         return ok("daemon", f"none at {where}: `zerotune launch` starts one")
     found = f"pid {reply.daemon_pid} at {where}, {counted(len(reply.jobs), 'job')}"
     if reply.health != "ok":

@@ -52,6 +52,13 @@ def test_enum_members_of_every_python_are_read(tmp_path):
     assert found == {MetadataIndex("weight"): WriteItemType.SHARD, "plain": WriteItemType.TENSOR}
 
 
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match=r"no regular file; choose"):
+        SafeReader(tmp_path).read_metadata()
+
+
 @pytest.mark.parametrize("payload", [b"", b"\x80\x04", b"not a pickle"])
 def test_a_broken_index_is_refused(tmp_path, payload):
     with pytest.raises(CheckpointError):

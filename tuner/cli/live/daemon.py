@@ -123,7 +123,10 @@ def run(
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
     shared = fleet_arguments(fleet, contributor, book, book_key)
     if all_users:
-        refuse_useless({"--metrics": metrics, "--knowledge-pool": knowledge_pool})
+        named = {"--store": store, "--endpoint": endpoint}
+        variables = {"--store": "ZEROTUNE_STORE", "--endpoint": "ZEROTUNE_ENDPOINT"}  # meant for other commands, too
+        typed = {name: value for name, value in named.items() if str(value) != os.environ.get(variables[name])}
+        refuse_useless({"--metrics": metrics, "--knowledge-pool": knowledge_pool, **typed})
         options = [
             *given_arguments(budget_percent, memory_threshold, no_explore, shadow, numerics, tune_for, compare),
             *("--retention-days", str(retention_days), "--retention-rows", str(retention_rows)),

@@ -24,12 +24,14 @@ def stop(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJso
 
     from ....agent.daemon_link.node_service import has_service
     from ...client.holders import holder_of
-    from ...client.status import fetch_status
+    from ...client.status import fetch_status, no_answer
 
     where = endpoint_or_default(endpoint)
     holder = holder_of(where)
     reply = fetch_status(where, timeout_s=2.0, curve_dir=curve_keys)
     if holder is None and reply is None:
+        if where.startswith("tcp://"):
+            raise no_answer(where, None)
         remedy = "the service for all users ends by SIGTERM" if has_service() else "there is nothing to stop"
         raise UserError(f"no daemon answers at {where}", remedy)
     pid = holder.pid if holder is not None else reply.daemon_pid if reply is not None else 0

@@ -13,7 +13,7 @@ import psutil
 
 from ....store.errors import UserError
 from ....store.foreign.own_python import python_with
-from ....store.paths import ENDPOINT_REMEDY, MAX_IPC_PATH_BYTES
+from ....store.paths import MAX_IPC_PATH_BYTES
 from ...scratch import ScratchFolder
 
 _log = logging.getLogger("zerotune.daemon")
@@ -40,7 +40,8 @@ class Gate:
         try:
             self._listening = sockets.create_server(_address(host, port), backlog=BACKLOG)
         except OSError as error:
-            raise UserError(f"endpoint {endpoint} cannot be bound: {error.strerror}", ENDPOINT_REMEDY) from error
+            remedy = "give another address: --listen, --endpoint or ZEROTUNE_ENDPOINT"
+            raise UserError(f"endpoint {endpoint} cannot be bound: {error.strerror}", remedy) from error
         self.address = "tcp://{}:{}".format(*self._listening.getsockname())
         self._folder = ScratchFolder("zerotune-door-")
         if len(f"{self._folder.path}/door.sock") > MAX_IPC_PATH_BYTES:
