@@ -35,12 +35,12 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 48_534,
-    "agent_lines": 22_890,
-    "agent_wheel_lines": 22_890,
+    "tuner_lines": 48_547,
+    "agent_lines": 22_897,
+    "agent_wheel_lines": 22_897,
     "store_lines": 6_127,
-    "zero_runtime_lines": 4_876,
-    "tests_lines": 52_230,
+    "zero_runtime_lines": 4_885,
+    "tests_lines": 52_270,
     "benchmarks_lines": 21_885,
     "constants": 1_118,
     "files_over_400_lines": 12,
