@@ -37,7 +37,7 @@ TAIL_BYTES = 30_000
 
 @dataclass(frozen=True)
 class Machine:
-    """Where ranks run. `fabric` None means the real NCCL. Ranks share the first GPU unless there is one for each."""
+    """The NCCL and the GPUs of ranks. Without a `fabric` NCCL is real. Ranks share one GPU if there are too few."""
 
     fabric: str | None
     n_ranks: int

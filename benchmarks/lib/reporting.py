@@ -53,7 +53,7 @@ class Result:
 
     @property
     def is_met(self) -> bool | None:
-        """None if there is no target or no value. Raises ValueError if the target cannot be read."""
+        """Whether the value meets the target; None if there is no target or no value."""
         if not self.target or math.isnan(self.value):
             return None
         found = TARGET.fullmatch(self.target)

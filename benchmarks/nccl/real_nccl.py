@@ -1,4 +1,4 @@
-"""What our plugin adds inside NCCL's own library, and whether NCCL follows its choices there.
+"""Time that the plugin adds inside NCCL's own library, and whether NCCL follows its choices there.
 
 Run: python -m benchmarks real_nccl [--quick] [--json], with NCCL_LIBRARY or `python -m benchmarks nccl_releases`
 

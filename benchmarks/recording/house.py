@@ -35,7 +35,7 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 48_547,
+    "tuner_lines": 48_544,
     "agent_lines": 22_897,
     "agent_wheel_lines": 22_897,
     "store_lines": 6_127,

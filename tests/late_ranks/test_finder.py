@@ -14,7 +14,7 @@ from zerotune.tuner.late_ranks.waits import behind_the_others
 
 TRANSFER_US = 500.0
 STEPS_AT_ONCE = 5
-"""What one join of a busy daemon brings."""
+"""Steps that one join of a busy daemon observes."""
 
 
 class Job:

@@ -85,7 +85,7 @@ class MeasuredTimes(msgspec.Struct, frozen=True):
     def us(self, collective: Collective, communicator: CommunicatorClass, message_bytes: int) -> float | None:
         """Microseconds of a collective, by log-log interpolation between measured sizes.
 
-        None outside the measured sizes, or if the nearest ones are more than MAX_GAP apart.
+        The time is None outside the measured sizes, or if the nearest sizes are more than MAX_GAP apart.
         """
         curve = self.curves.get((int(collective), communicator.n_ranks, communicator.n_nodes), ())
         at = bisect.bisect_left(curve, (message_bytes, -math.inf))

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ...store.records import Decision, DecisionKind, Exposure, MissingEvidence, Plan, Stage, StepRecord
+from ...store.records import (
+    Decision,
+    DecisionKind,
+    Exposure,
+    MissingEvidence,
+    Plan,
+    Stage,
+    StepRecord,
+    size_class_floor,
+)
 from ...store.records.job_names import is_job_name
 from ...store.records.lateness import Lateness
 from ...store.records.passages import Passages, summed
@@ -19,7 +28,6 @@ from ...store.wire import Hello, JobStatus
 from ..fingerprint.missing import missing_after
 from ..join import OBSERVATION, Joiner
 from ..late_ranks.finder import LateRankFinder
-from .headlines import failure_of, headline
 from .misaligned_sizes import MisalignedSizes
 from .nodes import NodeSession, RankSession, Uplink, UplinksLike
 from .observation_windows import ObservationWindows
@@ -34,10 +42,7 @@ MAX_BACKLOG: Final = 10_000
 MAX_BACKLOG_BYTES: Final = 16 * 2**20
 RATE_PERIOD_S: Final = 2.0
 HELLO_TIMEOUT_S: Final = 3.0
-"""All ranks with an agent greet within this time of each other; it is longer than a joiner's timeout.
-
-Each rank greets once a second, and looks once a second for a missing daemon.
-"""
+"""All ranks with an agent say hello within this time: each does so once a second. It exceeds a joiner's timeout."""
 NEWS_EVERY_S: Final = 10.0
 """Least pause between records in the store of calls that were not tuned and of late ranks."""
 SETTLE_S: Final = 1.0
@@ -379,3 +384,15 @@ class Job:
         )
 
 
+def failure_of(rank: int, failure: str) -> str | None:
+    """Text about an exception of type `failure` that ended a rank's script; None without one."""
+    return f"rank {rank}: {failure if failure.isidentifier() else 'an exception'}" if failure else None
+
+
+def headline(decision: Decision) -> str:
+    """A decision in one line."""
+    if decision.is_of_job:
+        return f"epoch {decision.epoch}: {decision.reason}"
+    key = decision.key
+    what = f"{key.collective.name} {key.phase.name} from {size_class_floor(key.size_class)} bytes"
+    return f"epoch {decision.epoch}: {decision.kind} {decision.candidate} for {what}: {decision.reason}"

@@ -38,8 +38,7 @@ from ...store.wire import (
 from ..join import measurements_of
 from ..modeling.requests import Learning
 from .absent_jobs import AbsentJobs
-from .headlines import failure_of, headline
-from .job import SETTLE_S, Job
+from .job import SETTLE_S, Job, failure_of, headline
 from .nodes import NodeSession, NoUplinks, RankSession, UplinksLike
 
 if TYPE_CHECKING:

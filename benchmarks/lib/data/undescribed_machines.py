@@ -1,8 +1,8 @@
 """Sweeps of machines that nobody described.
 
 By algorithm and protocol a machine has a random latency, which grows with the ranks, and a random bandwidth. The
-bandwidth saturates, or falls again, over channels. NCCL's own choice is the ring, with a protocol by size. On little
-traffic fewer channels run than are asked for (`cost_model.channels_used`).
+bandwidth saturates, or falls again, over channels. NCCL's own choice is the ring, with a protocol by size. A call with
+little traffic fills only some of the requested channels (`cost_model.channels_used`).
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def replay(
     collective: Collective | None = None,
     job_id: str | None = None,
 ) -> ReplayResult:
-    """What each policy would have cost on a trace, and from which evidence.
+    """The cost that each policy would have had on a trace, and its evidence.
 
     Args:
         policies: names in POLICIES.
@@ -93,7 +93,7 @@ def replay_table(
     change: JobChange | None = None,
     elsewhere: FabricEvidence | None = None,
 ) -> ReplayResult:
-    """What each policy would have cost on a table of collectives, and from which evidence.
+    """The cost that each policy would have had on a table of collectives, and its evidence.
 
     Args:
         evidence: of other jobs on the trace's fabric.
